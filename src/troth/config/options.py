@@ -1,0 +1,73 @@
+"""Three flat, frozen option classes; every default is here and nowhere else.
+
+``None`` means "decide from the machine and the model": ``config/resolve.py`` does so and says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DType = Literal["float32", "bfloat16", "float16"]
+LOCALHOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Which model, and how its numbers are held."""
+
+    model: str | None = None
+    """A path (folder or .gguf), or None for the demo model if it is installed."""
+    name: str | None = None
+    """Name it is served under; None: derived from the path."""
+    device: str | None = None
+    """cpu, cuda or cuda:N; None: cuda when present."""
+    dtype: DType | None = None
+    """Arithmetic of activations; None: float32 on a CPU, bfloat16 on a GPU."""
+    kv_dtype: DType | None = None
+    """Cache format; None: as dtype."""
+    context_tokens: int | None = None
+    """Upper bound on prompt plus answer; None: the model's declared limit, or what memory holds."""
+    chat_template: str | None = None
+    """Path of a Jinja file used instead of the model's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How requests share one model."""
+
+    max_rows: int | None = None
+    """Requests computed together; None: by memory plan (8 on a CPU, 128 on a GPU at most)."""
+    max_waiting: int = 64
+    """Requests waiting for a row before new ones are refused with Busy."""
+    chunk_tokens: int | None = None
+    """Most prompt tokens fed beside running decodes in one step; None: 256 on a CPU, 2,048 on a GPU."""
+    step_tokens: int | None = None
+    """Most tokens fed in one step; None: chunk_tokens on a CPU, 8,192 on a GPU."""
+    kv_memory_bytes: int | None = None
+    """Bytes of all block pools; None: by memory plan."""
+    threads: int | None = None
+    """CPU threads for kernels; None: the cores this process may use."""
+    providers: tuple[str, ...] | None = None
+    """Order of op providers; None: every available one, fastest first."""
+    consumer_idle_s: float = 30.0
+    """A consumer that reads nothing for this long is cancelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """How the HTTP server faces its clients."""
+
+    host: str = LOCALHOST
+    port: int = 8080
+    api_keys: tuple[str, ...] = ()
+    """Accepted keys (Bearer or x-api-key); empty: no authentication."""
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 64 * 2**20
+    max_streams: int = 256
+    keepalive_s: float = 10.0
+    """Interval of SSE comments while nothing else is sent."""
+    request_timeout_s: float | None = None
+    """Cancel a request that runs longer; None: never."""
+    model_aliases: tuple[tuple[str, str], ...] = ()
+    """(requested name, served name) pairs."""

@@ -1,0 +1,58 @@
+"""What a model will need in bytes, computed from headers before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """One cache group's share of the plan."""
+
+    name: str
+    num_blocks: int
+    bytes_per_block: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the group's whole pool."""
+        return self.num_blocks * self.bytes_per_block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Where the bytes go. ``fits`` compares ``total_bytes`` with ``usable_bytes``."""
+
+    device: str
+    dtype: str
+    weights_bytes: int
+    """Weights as they will lie in memory (after repacking), not as they lie on disk."""
+    groups: tuple[GroupPlan, ...]
+    state_bytes: int
+    """Recurrent state of all rows."""
+    transient_bytes: int
+    """Activations and workspaces of one step."""
+    reserve_bytes: int
+    """Left alone for the rest of the process."""
+    usable_bytes: int
+    context_tokens: int
+    """min(declared limit, configured limit, what the pools hold)."""
+    declared_context_tokens: int
+    max_rows: int
+    decisions: tuple[str, ...] = ()
+    """Why the numbers are what they are, one sentence each."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all block pools."""
+        return sum(group.total_bytes for group in self.groups)
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything the plan asks for."""
+        return self.weights_bytes + self.kv_bytes + self.state_bytes + self.transient_bytes + self.reserve_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan can be loaded."""
+        return self.total_bytes <= self.usable_bytes

@@ -1,0 +1,113 @@
+"""The seams between rings: what the scheduler drives, what clients see of an engine, where time comes from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from troth.contracts.events import Event
+from troth.contracts.memory_plan import MemoryPlan
+from troth.contracts.names import RequestId
+from troth.contracts.plan import StepPlan, StepResult
+from troth.contracts.request import Request
+
+
+class Clock(Protocol):
+    """Monotonic seconds."""
+
+    def __call__(self) -> float:
+        """Now."""
+
+
+class PendingStep(Protocol):
+    """A step under way on the device."""
+
+    def result(self) -> StepResult:
+        """Wait for the step. Raises DeviceError when it failed as a whole."""
+
+
+class StepRunner(Protocol):
+    """Computes plans. One step may still be under way when the next is launched; steps run in order of launch."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Start a step. The plan is not changed by either side afterwards. Raises DeviceError."""
+
+    def close(self) -> None:
+        """Give the device memory back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine is, fixed once it is ready."""
+
+    model: str
+    """The name it is served under."""
+    family: str
+    context_tokens: int
+    max_rows: int
+    vocab_size: int
+    max_waiting: int
+    device: str
+    dtype: str
+    kv_dtype: str
+    pipeline_depth: int
+    plan: MemoryPlan
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """What an engine is doing now."""
+
+    state: str
+    """loading, ready, failed or closed."""
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    blocks_used: tuple[int, ...]
+    """Blocks in use, by cache group."""
+    blocks_free: tuple[int, ...]
+    num_prompt_tokens: int
+    """Totals since the start."""
+    num_completion_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    num_requests_by_end: dict[str, int]
+    """Finish reason or error class -> requests."""
+    downgrades: tuple[str, ...] = ()
+    """Every fallback in force, in words."""
+
+
+class EventStream(Protocol):
+    """The events of one request. One consumer; dropping it cancels the request."""
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request this stream belongs to."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """The stream itself."""
+
+    async def __anext__(self) -> Event:
+        """The next event; StopAsyncIteration after Completed or Failed."""
+
+    def cancel(self, reason: str = "requested") -> None:
+        """Ask the engine to stop; the stream still ends with Completed(aborted) or Failed. Idempotent, any thread."""
+
+
+class EngineClient(Protocol):
+    """A cheap handle on an engine, in this process or another."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises NotReady while loading."""
+
+    def submit(self, request: Request) -> EventStream:
+        """Hand a request over. Refusals (queue full, never fits) arrive as the stream's first event, Failed."""
+
+    async def status(self) -> EngineStatus:
+        """A snapshot."""
+
+    async def aclose(self) -> None:
+        """Stop the engine: running requests end with Failed(Cancelled), memory is given back."""

@@ -1,0 +1,98 @@
+"""How one request wants its tokens drawn: values and their bounds. The maths is in ``ops/sample.py``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from troth.errors import RequestError
+
+MAX_TOP_LOGPROBS: Final = 20
+MAX_TEMPERATURE: Final = 100.0
+MAX_LOGIT_BIAS: Final = 100.0
+_NO_BIAS: Final[Mapping[int, float]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling values of one request, validated on construction.
+
+    The order of use is fixed: penalties and logit bias, log-probability capture, temperature, top-k, top-p,
+    min-p, XTC, keyed draw. ``temperature == 0`` is argmax with the lowest id on ties.
+
+    Raises:
+        RequestError: a value is out of bounds; ``param`` names it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """Nucleus mass in (0, 1]; 1 is off. The token that crosses the mass is kept."""
+    top_k: int = 0
+    """Keep the k best logits, ties at the threshold kept; 0 is off."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the best one; 0 is off."""
+    xtc_probability: float = 0.0
+    """Chance per token that every candidate above xtc_threshold but the least likely one is dropped."""
+    xtc_threshold: float = 0.1
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from each token present in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted from each token once per time it is in the output."""
+    logit_bias: Mapping[int, float] = field(default=_NO_BIAS)
+    """Token id -> value added to its logit, -100..100."""
+    seed: int = 0
+    """Key of the draws, 0 <= seed < 2**64. A request without one gets a random seed before it comes here."""
+    logprobs: int | None = None
+    """None: no log-probabilities. n >= 0: of each sampled token, and of the n most likely ones."""
+    prompt_logprobs: int | None = None
+    """As ``logprobs``, for every prompt token after the first."""
+
+    def __post_init__(self) -> None:
+        _in_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _in_range("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise RequestError("top_p must be above 0; use temperature 0 for greedy decoding", param="top_p")
+        _is_int("top_k", self.top_k, 0, 2**31 - 1)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        _in_range("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _is_int("seed", self.seed, 0, 2**64 - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _is_int(name, value, 0, MAX_TOP_LOGPROBS)
+        for token_id, bias in self.logit_bias.items():
+            _is_int("logit_bias", token_id, 0, 2**31 - 1)
+            _in_range("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the draw is a plain argmax."""
+        return self.temperature == 0.0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether logits depend on the tokens seen so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(f"{name} must be a number, not {value!r}", param=name, code="invalid_type")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise RequestError(f"{name} must be between {low:g} and {high:g}, not {value!r}", param=name)
+
+
+def _is_int(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be an integer, not {value!r}", param=name, code="invalid_type")
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low} and {high}, not {value}", param=name)
