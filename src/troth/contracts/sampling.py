@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Final
 
 from troth.errors import RequestError
@@ -13,7 +11,6 @@ from troth.errors import RequestError
 MAX_TOP_LOGPROBS: Final = 20
 MAX_TEMPERATURE: Final = 100.0
 MAX_LOGIT_BIAS: Final = 100.0
-_NO_BIAS: Final[Mapping[int, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +40,8 @@ class SamplingParams:
     """Subtracted once from each token present in the output."""
     frequency_penalty: float = 0.0
     """Subtracted from each token once per time it is in the output."""
-    logit_bias: Mapping[int, float] = field(default=_NO_BIAS)
-    """Token id -> value added to its logit, -100..100."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, value added to its logit) pairs, values -100..100, each id at most once."""
     seed: int = 0
     """Key of the draws, 0 <= seed < 2**64. A request without one gets a random seed before it comes here."""
     logprobs: int | None = None
@@ -69,9 +66,11 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _is_int(name, value, 0, MAX_TOP_LOGPROBS)
-        for token_id, bias in self.logit_bias.items():
+        for token_id, bias in self.logit_bias:
             _is_int("logit_bias", token_id, 0, 2**31 - 1)
             _in_range("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        if len({token_id for token_id, _ in self.logit_bias}) < len(self.logit_bias):
+            raise RequestError("logit_bias names a token id twice", param="logit_bias")
 
     @property
     def is_greedy(self) -> bool:

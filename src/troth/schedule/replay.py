@@ -131,17 +131,12 @@ _ANSWERS: dict[str, Callable[[Scheduler, Any], object]] = {
 
 
 def _request_to_json(request: Request) -> dict[str, Any]:
-    # Not asdict: it cannot copy the read-only logit_bias mapping.
-    values = {name: getattr(request, name) for name in request.__dataclass_fields__ if name != "sampling"}
-    values["eos_ids"] = sorted(request.eos_ids)
-    sampling = {name: getattr(request.sampling, name) for name in request.sampling.__dataclass_fields__}
-    sampling["logit_bias"] = sorted(request.sampling.logit_bias.items())
-    return values | {"sampling": sampling}
+    return asdict(request) | {"eos_ids": sorted(request.eos_ids)}
 
 
 def _request_from_json(values: dict[str, Any]) -> Request:
     sampling = dict(values["sampling"])
-    sampling["logit_bias"] = dict(sampling["logit_bias"])
+    sampling["logit_bias"] = tuple((token_id, bias) for token_id, bias in sampling["logit_bias"])
     return Request(
         **values
         | {

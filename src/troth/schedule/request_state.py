@@ -43,6 +43,7 @@ class RequestState:
         "num_pending",
         "num_prompt",
         "request",
+        "request_id",
         "row",
         "status",
         "tables",
@@ -51,6 +52,7 @@ class RequestState:
 
     def __init__(self, request: Request, arrival: int, max_tokens: int) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.arrival = arrival
         self.max_tokens = max_tokens
         self.token_ids: list[int] = list(request.prompt_ids)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from troth.contracts.events import FinishReason
 from troth.contracts.names import BLOCK_TOKENS, NO_ROW, RequestId, Row
@@ -37,6 +38,12 @@ from troth.schedule.block_pool import BlockPool
 from troth.schedule.block_table import BlockTable
 from troth.schedule.request_state import RequestState, Status, by_priority_then_arrival
 
+# Compared thousands of times per step, where a member lookup on the enum class is several times a global.
+WAITING: Final = Status.WAITING
+RUNNING: Final = Status.RUNNING
+SETTLING: Final = Status.SETTLING
+ENDED: Final = Status.ENDED
+
 Order = Callable[[RequestState], tuple[int, ...]]
 
 
@@ -45,12 +52,12 @@ class RowOutcome:
     """What a committed step means for one request."""
 
     request_id: RequestId
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: Sequence[int] = ()
     """Newly emitted tokens, in order."""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     num_prefilled: int = 0
-    """Prompt tokens whose state is computed; progress of a request that has not emitted yet."""
+    """Tokens whose state is computed; progress of a request that has not emitted yet."""
     finish: FinishReason | None = None
     failure: str | None = None
 
@@ -183,26 +190,29 @@ class Scheduler:
         plan = flight.plan
         assert result.step_id == plan.step_id, f"step {result.step_id} committed, step {plan.step_id} is oldest"
         outcomes: list[RowOutcome] = []
+        sample_steps = plan.sample_steps
         for i, state in enumerate(flight.states):
-            if state.status is Status.ENDED:
+            if state.status is ENDED:
                 continue
             if i in result.failures:
                 self._end(state, publish=False)
-                outcomes.append(RowOutcome(state.request.request_id, failure=result.failures[i]))
+                outcomes.append(RowOutcome(state.request_id, failure=result.failures[i]))
                 continue
-            samples = plan.sample_steps[i] != NO_SAMPLE
+            samples = sample_steps[i] != NO_SAMPLE
             if state.epoch == flight.epochs[i]:
                 state.num_done = plan.starts[i] + plan.num_new[i]
             elif not samples:
                 continue  # the row lost its state meanwhile; a sampled token is still good, a chunk is not
-            if state.status is Status.SETTLING:
+            if state.status is SETTLING:
                 self._release(state, publish=True)
                 continue
-            outcome = RowOutcome(state.request.request_id, num_prefilled=min(state.num_done, state.num_prompt))
+            outcome = RowOutcome(state.request_id, num_prefilled=state.num_done)
             if samples:
                 self._take_tokens(state, result.token_ids[i], outcome)
-                outcome.logprobs = result.logprobs.get(i, [])[: len(outcome.token_ids)]
-            outcome.prompt_logprobs = result.prompt_logprobs.get(i, [])
+            if i in result.logprobs:
+                outcome.logprobs = result.logprobs[i][: len(outcome.token_ids)]
+            if i in result.prompt_logprobs:
+                outcome.prompt_logprobs = result.prompt_logprobs[i]
             outcomes.append(outcome)
         return outcomes
 
@@ -211,12 +221,12 @@ class Scheduler:
         flight = self._in_flight.popleft()
         outcomes = []
         for state in flight.states:
-            if state.status is Status.ENDED:
+            if state.status is ENDED:
                 continue
-            settling = state.status is Status.SETTLING
+            settling = state.status is SETTLING
             self._end(state, publish=False)
             if not settling:
-                outcomes.append(RowOutcome(state.request.request_id, failure=message))
+                outcomes.append(RowOutcome(state.request_id, failure=message))
         return outcomes
 
     # -- planning --------------------------------------------------------------------------------------------------
@@ -229,20 +239,21 @@ class Scheduler:
         while i < len(running):
             state = running[i]
             i += 1
-            if state.gap != 1 or not self._wants_decode(state):
-                continue
             position = state.num_computed
+            num_known = len(state.token_ids)
+            if num_known + state.num_pending - position != 1 or not self._wants_decode(state):
+                continue
             if position % BLOCK_TOKENS == 0 and not self._make_room(state, position + 1, plan):
                 continue
-            known = position < len(state.token_ids)
-            self._append(plan, state, [state.token_ids[position] if known else ON_DEVICE])
+            self._append(plan, state, 1)
+            plan.token_ids.append(state.token_ids[position] if position < num_known else ON_DEVICE)
         return self.num_preemptions != before
 
     def _wants_decode(self, state: RequestState) -> bool:
-        if state.status is Status.SETTLING:
-            return True
-        # The last token of a full answer may still be in flight: feeding it would serve nobody.
-        return not state.held and state.num_output < state.max_tokens
+        if state.status is RUNNING:
+            # The last token of a full answer may still be in flight: feeding it would serve nobody.
+            return not state.held and state.num_output < state.max_tokens
+        return True
 
     def _plan_prefills(self, plan: StepPlan, *, admit_waiting: bool) -> None:
         """Feed prompt chunks of running rows, then of waiting requests, within this step's budget."""
@@ -255,7 +266,7 @@ class Scheduler:
         for state in prefilling:
             if budget <= 0:
                 return
-            if state.status is Status.RUNNING:
+            if state.status is RUNNING:
                 budget -= self._plan_chunk(plan, state, min(budget, widest))
         while admit_waiting and budget > 0 and self._free_rows:
             state = next((s for s in self._waiting if not s.num_pending and not s.held), None)
@@ -268,24 +279,29 @@ class Scheduler:
         step = next_prefill_step(len(state.token_ids), state.num_computed, width)
         if not self._make_room(state, step.end, plan):
             return 0
-        self._append(plan, state, state.token_ids[step.start : step.end])
+        self._append(plan, state, step.end - step.start)
+        plan.token_ids.extend(state.token_ids[step.start : step.end])
         return step.end - step.start
 
-    def _append(self, plan: StepPlan, state: RequestState, token_ids: list[int]) -> None:
-        """Put a row's share into the plan and count it as computed."""
-        num_new = len(token_ids)
-        state.last_step = plan.step_id
+    def _append(self, plan: StepPlan, state: RequestState, num_new: int) -> None:
+        """Put a row's share into the plan, all but its token ids, and count it as computed."""
         plan.rows.append(state.row)
-        plan.request_ids.append(state.request.request_id)
+        plan.request_ids.append(state.request_id)
         plan.starts.append(state.num_computed)
         plan.num_new.append(num_new)
         plan.num_draft.append(0)
-        plan.token_ids.extend(token_ids)
-        state.num_computed += num_new
-        samples = state.gap == 0 and state.status is Status.RUNNING and state.num_output < state.max_tokens
-        plan.sample_steps.append(state.num_output if samples else NO_SAMPLE)
-        if samples:
+        num_computed = state.num_computed = state.num_computed + num_new
+        state.last_step = plan.step_id
+        num_output = len(state.token_ids) - state.num_prompt + state.num_pending
+        if (
+            num_computed == state.num_prompt + num_output
+            and num_output < state.max_tokens
+            and state.status is RUNNING
+        ):
+            plan.sample_steps.append(num_output)
             state.num_pending += 1
+        else:
+            plan.sample_steps.append(NO_SAMPLE)
         self._planned.append(state)
 
     def _admit(self, state: RequestState, plan: StepPlan) -> bool:
@@ -299,7 +315,7 @@ class Scheduler:
                 return False
         hit = self._prefix_cache.lookup(state.request, state.token_ids)
         self._waiting.remove(state)
-        state.status = Status.RUNNING
+        state.status = RUNNING
         state.row = self._free_rows.pop()
         state.tables = [BlockTable(s, p) for s, p in zip(self.limits.groups, self.pools, strict=True)]
         for group, table in enumerate(state.tables):
@@ -358,13 +374,13 @@ class Scheduler:
 
     def _preempt(self, state: RequestState) -> None:
         """Take a row's blocks; it will be computed again from its tokens and continue exactly where it was."""
-        if state.status is Status.SETTLING:
+        if state.status is SETTLING:
             self._release(state, publish=True)
             return
         self.num_preemptions += 1
         self._publish(state)
         self._leave_row(state)
-        state.status = Status.WAITING
+        state.status = WAITING
         state.num_computed = state.num_done = 0
         state.epoch += 1
         insort(self._waiting, state, key=self._order)
@@ -375,19 +391,23 @@ class Scheduler:
         """Append sampled tokens up to the one that ends the request."""
         state.num_pending -= 1
         eos_ids = state.request.eos_ids
-        for token_id in token_ids:
-            state.token_ids.append(token_id)
-            outcome.token_ids.append(token_id)
+        left = state.max_tokens - (len(state.token_ids) - state.num_prompt)
+        emitted = token_ids if len(token_ids) <= left else token_ids[:left]
+        if len(emitted) == left:
+            outcome.finish = "length"
+        for count, token_id in enumerate(emitted, start=1):
             if token_id in eos_ids:
+                emitted = emitted[:count]
                 outcome.finish = "stop"
                 break
-            if len(state.token_ids) - state.num_prompt >= state.max_tokens:
-                outcome.finish = "length"
-                break
+        state.token_ids.extend(emitted)
+        outcome.token_ids = emitted
+        if outcome.finish is None:
+            return
         if outcome.finish == "length" and self._worth_settling(state):
-            del self._states[state.request.request_id]
-            state.status = Status.SETTLING
-        elif outcome.finish is not None:
+            del self._states[state.request_id]
+            state.status = SETTLING
+        else:
             self._end(state, publish=True)
 
     def _worth_settling(self, state: RequestState) -> bool:
@@ -395,15 +415,15 @@ class Scheduler:
         return (
             self._prefix_cache.publishes
             and state.request.prompt_cache
-            and state.status is Status.RUNNING
+            and state.status is RUNNING
             and len(state.token_ids) % BLOCK_TOKENS == 0
         )
 
     def _end(self, state: RequestState, *, publish: bool) -> None:
-        self._states.pop(state.request.request_id, None)
-        if state.status is Status.WAITING:
+        self._states.pop(state.request_id, None)
+        if state.status is WAITING:
             self._waiting.remove(state)
-            state.status = Status.ENDED
+            state.status = ENDED
         else:
             self._release(state, publish=publish)
 
@@ -411,7 +431,7 @@ class Scheduler:
         if publish:
             self._publish(state)
         self._leave_row(state)
-        state.status = Status.ENDED
+        state.status = ENDED
 
     def _publish(self, state: RequestState) -> None:
         if self._prefix_cache.publishes and state.request.prompt_cache:

@@ -1,0 +1,145 @@
+"""A runner without a model: its "KV cache" holds token ids, its "logits" are a hash of what it reads back.
+
+The next token of a row is a function of every token read through the row's block tables (for window groups, of the last
+``window`` ones). A wrong block table, a lost block or a block with two owners therefore changes the answer, which makes
+this the strictest test a scheduler can get without tensors.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from troth.contracts.cache_spec import AttentionSpec
+from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, BlockId, Row
+from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan, StepResult
+from troth.contracts.request import Request
+from troth.errors import DeviceError
+
+
+def expected_answer(
+    request: Request,
+    max_tokens: int,
+    *,
+    groups: tuple[AttentionSpec, ...],
+    vocab_size: int = 1000,
+    answer_length: Callable[[Request], int | None] = lambda request: None,
+) -> list[int]:
+    """What FakeRunner answers to ``request`` under any scheduler that is right."""
+    tokens = list(request.prompt_ids)
+    for step in range(max_tokens):
+        seen = [tokens[max(0, len(tokens) - (spec.window or len(tokens))) :] for spec in groups]
+        token_id = _next_token(request, seen, step, vocab_size, answer_length(request))
+        tokens.append(token_id)
+        if token_id in request.eos_ids:
+            break
+    return tokens[len(request.prompt_ids) :]
+
+
+@dataclass(slots=True)
+class _FakeStep:
+    answer: StepResult
+
+    def result(self) -> StepResult:
+        return self.answer
+
+
+class FakeRunner:
+    """A StepRunner over integers.
+
+    Args:
+        groups: the scheduler's cache groups.
+        num_blocks: their pool sizes.
+        vocab_size: answers are below it.
+        answer_length: tokens after which a request's answer ends with its lowest EOS id; None: never by itself.
+        fail_step: step id that raises DeviceError on launch.
+    """
+
+    def __init__(
+        self,
+        groups: tuple[AttentionSpec, ...],
+        num_blocks: tuple[int, ...],
+        *,
+        vocab_size: int = 1000,
+        answer_length: Callable[[Request], int | None] = lambda request: None,
+        fail_step: int | None = None,
+    ) -> None:
+        self.groups = groups
+        self.vocab_size = vocab_size
+        self.num_steps = 0
+        self.num_tokens = 0
+        self._answer_length = answer_length
+        self._fail_step = fail_step
+        self._slots = [[-1] * (count * BLOCK_TOKENS) for count in num_blocks]
+        self._tables: dict[tuple[Row, int], list[BlockId]] = {}
+        self._requests: dict[Row, Request] = {}
+        self._last_token: dict[Row, int] = {}
+
+    def launch(self, plan: StepPlan) -> _FakeStep:
+        """Write the step's tokens, then read every sampled row's history back through its block tables."""
+        if plan.step_id == self._fail_step:
+            raise DeviceError(f"step {plan.step_id} was told to fail")
+        self.num_steps += 1
+        self.num_tokens += plan.num_tokens
+        self._apply(plan)
+        answers: list[list[int]] = []
+        offset = 0
+        for i, row in enumerate(plan.rows):
+            start, count = plan.starts[i], plan.num_new[i]
+            token_ids = plan.token_ids[offset : offset + count]
+            offset += count
+            fed = [self._last_token[row] if t == ON_DEVICE else t for t in token_ids]
+            for group in range(len(self.groups)):
+                self._write(row, group, start, fed)
+            if plan.sample_steps[i] == NO_SAMPLE:
+                answers.append([])
+                continue
+            seen = [self._read(row, group, start + count) for group in range(len(self.groups))]
+            request = self._requests[row]
+            length = self._answer_length(request)
+            token_id = _next_token(request, seen, plan.sample_steps[i], self.vocab_size, length)
+            self._last_token[row] = token_id
+            answers.append([token_id])
+        return _FakeStep(StepResult(plan.step_id, answers))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.releases:
+            self._requests.pop(row, None)
+            for group in range(len(self.groups)):
+                self._tables.pop((row, group), None)
+        for admission in plan.admissions:
+            self._requests[admission.row] = admission.request
+        for update in plan.block_updates:
+            table = self._tables.setdefault((update.row, update.group), [])
+            assert len(table) == update.first_index, f"table of row {update.row} has a gap at {len(table)}"
+            table.extend(update.block_ids)
+
+    def _write(self, row: Row, group: int, start: int, token_ids: list[int]) -> None:
+        table = self._tables[row, group]
+        for position, token_id in enumerate(token_ids, start):
+            block_id = table[position // BLOCK_TOKENS]
+            self._slots[group][block_id * BLOCK_TOKENS + position % BLOCK_TOKENS] = token_id
+
+    def _read(self, row: Row, group: int, num_tokens: int) -> list[int]:
+        table = self._tables[row, group]
+        first = max(0, num_tokens - (self.groups[group].window or num_tokens))
+        seen = []
+        for position in range(first, num_tokens):
+            block_id = table[position // BLOCK_TOKENS]
+            assert block_id != NO_BLOCK, f"row {row} reads a block of group {group} that was never given"
+            seen.append(self._slots[group][block_id * BLOCK_TOKENS + position % BLOCK_TOKENS])
+        return seen
+
+
+def _next_token(
+    request: Request, seen: list[list[int]], step: int, vocab_size: int, length: int | None
+) -> int:
+    if length is not None and step + 1 >= length and request.eos_ids:
+        return min(request.eos_ids)
+    digest = zlib.crc32(repr((seen, request.sampling.seed, step)).encode())
+    token_id = digest % vocab_size
+    return token_id if token_id not in request.eos_ids else (token_id + 1) % vocab_size
