@@ -1,7 +1,7 @@
 """The tensor types of GGML and how many bytes a block of each takes.
 
-Owns sizes only; how the bits of a block become numbers is ``weights/quantized.py``. Values and sizes are those of ggml's
-``ggml_type`` and ``type_traits``; numbers that ggml has retired (4, 5, 31-33, 36-38) are not types any more.
+Owns sizes only; how the bits of a block become numbers is ``weights/quantized.py``. Values and sizes are
+those of ggml's ``ggml_type`` and type traits; numbers ggml has retired (4, 5, 31-33, 36-38) are no types.
 """
 
 from __future__ import annotations

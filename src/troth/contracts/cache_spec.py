@@ -13,6 +13,7 @@ row. Capabilities are members of the spec, so nobody asks a cache what class it 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from troth.contracts.names import BLOCK_TOKENS
@@ -53,15 +54,33 @@ class AttentionSpec:
         return max(0, position - self.window + 1) // BLOCK_TOKENS
 
 
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of one layer's state, for one row."""
+
+    shape: tuple[int, ...]
+    element_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one row's share."""
+        return prod(self.shape) * self.element_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentSpec:
     """Layers that fold the past into one state of fixed size per row; they own no blocks."""
 
     layers: tuple[int, ...]
-    state_bytes: int
-    """Bytes of one row's live state over all layers of the group; a checkpoint costs the same."""
+    tensors: tuple[StateTensor, ...]
+    """What each layer of the group keeps."""
 
     rewindable: ClassVar[bool] = False
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one row's live state over all layers of the group; a checkpoint costs the same."""
+        return len(self.layers) * sum(tensor.num_bytes for tensor in self.tensors)
 
 
 CacheSpec = AttentionSpec | RecurrentSpec

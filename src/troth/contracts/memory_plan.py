@@ -55,4 +55,4 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Whether the plan can be loaded."""
-        return self.total_bytes <= self.usable_bytes
+        return self.context_tokens > 0 and self.total_bytes <= self.usable_bytes

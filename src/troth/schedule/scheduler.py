@@ -108,6 +108,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_free_rows(self) -> int:
+        """Rows nobody has."""
+        return len(self._free_rows)
+
+    @property
     def num_in_flight(self) -> int:
         """Steps planned and not committed."""
         return len(self._in_flight)

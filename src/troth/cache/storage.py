@@ -1,0 +1,77 @@
+"""The tensors behind every cache group: block pools for attention layers, one state per row for recurrent ones.
+
+Refuses to know who owns which block or row. Read by ``ops/attention.py`` and the recurrent ops; sized by
+``schedule/sizing.py``.
+
+A pool of N blocks, per layer of its group (K key-value heads, S = 16 slots, D head size):
+
+    k_NKSD  [N, K, 16, D]   the 16 slots of one head lie together, so one head's keys of a block are one stream
+    v_NKSD  [N, K, 16, D]
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from troth.contracts.cache_spec import AttentionSpec, CacheSpec
+from troth.contracts.names import BLOCK_TOKENS
+from troth.errors import OutOfMemory
+from troth.ops.attention import LayerKV
+
+
+class CacheStorage:
+    """Owns the memory of all caches of one model.
+
+    Args:
+        specs: the model's cache groups.
+        num_blocks: pool size of each attention group, in order.
+        max_rows: rows of the persistent batch; each has one state per recurrent layer.
+        dtype: of keys and values. Recurrent states are float32.
+        device: where everything lies.
+
+    Raises:
+        OutOfMemory: the device cannot hold it.
+    """
+
+    def __init__(
+        self,
+        specs: tuple[CacheSpec, ...],
+        num_blocks: tuple[int, ...],
+        max_rows: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.kv: dict[int, LayerKV] = {}
+        """By layer index."""
+        self.group_of: dict[int, int] = {}
+        """Layer index -> attention group number."""
+        self.states: dict[int, tuple[Tensor, ...]] = {}
+        """By layer index: the group's tensors, float32 [max_rows, ...]."""
+        self.num_bytes = 0
+        group = 0
+        for spec in specs:
+            if isinstance(spec, AttentionSpec):
+                for layer in spec.layers:
+                    shape = (num_blocks[group], spec.num_kv_heads, BLOCK_TOKENS)
+                    k = self._zeros((*shape, spec.head_dim), dtype, device)
+                    v = self._zeros((*shape, spec.value_dim), dtype, device)
+                    self.kv[layer] = LayerKV(k, v)
+                    self.group_of[layer] = group
+                group += 1
+            else:
+                for layer in spec.layers:
+                    self.states[layer] = tuple(
+                        self._zeros((max_rows, *tensor.shape), torch.float32, device) for tensor in spec.tensors
+                    )
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        try:
+            tensor = torch.zeros(shape, dtype=dtype, device=device)
+        except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+            wanted = torch.Size(shape).numel() * dtype.itemsize
+            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+            raise OutOfMemory("no room for the KV cache", wanted_bytes=wanted, free_bytes=free) from error
+        self.num_bytes += tensor.numel() * tensor.element_size()
+        return tensor

@@ -1,0 +1,105 @@
+"""Options + machine facts -> decisions with reasons. Pure: the same inputs give the same answer.
+
+What depends on the model's size (rows, context, pools) is decided in ``schedule/sizing.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from troth.config.facts import MachineFacts
+from troth.config.options import DType, EngineOptions, ModelOptions
+from troth.errors import OptionError
+
+ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+CPU_CHUNK_TOKENS: Final = 256
+GPU_CHUNK_TOKENS: Final = 2048
+GPU_STEP_TOKENS: Final = 8192
+CPU_MAX_ROWS: Final = 8
+GPU_MAX_ROWS: Final = 128
+USABLE_SHARE: Final = 0.9
+"""Of the memory that is free now; the rest is left to the system and to what we do not count."""
+CPU_RESERVE_BYTES: Final = 512 * 2**20
+GPU_RESERVE_BYTES: Final = 1024 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Every decision that does not need the model."""
+
+    device: str
+    dtype: DType
+    kv_dtype: DType
+    chunk_tokens: int
+    step_tokens: int
+    max_rows: int
+    num_threads: int
+    usable_bytes: int
+    reserve_bytes: int
+    decisions: tuple[str, ...]
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the model computes in main memory."""
+        return self.device == "cpu"
+
+
+def resolve(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> Resolved:
+    """Decide device, numbers and step sizes.
+
+    Raises:
+        OptionError: an option cannot be honoured on this machine.
+    """
+    why: list[str] = []
+    device = _device(model.device, facts, why)
+    is_cpu = device == "cpu"
+    dtype: DType = model.dtype or ("float32" if is_cpu else "bfloat16")
+    if model.dtype is None:
+        why.append(f"activations in {dtype}: the default on {'a CPU' if is_cpu else 'a GPU'}")
+    chunk = engine.chunk_tokens or (CPU_CHUNK_TOKENS if is_cpu else GPU_CHUNK_TOKENS)
+    step = engine.step_tokens or max(chunk, CPU_CHUNK_TOKENS if is_cpu else GPU_STEP_TOKENS)
+    if step < chunk:
+        raise OptionError(f"step_tokens {step} is below chunk_tokens {chunk}; raise it or lower chunk_tokens")
+    rows = engine.max_rows or (CPU_MAX_ROWS if is_cpu else GPU_MAX_ROWS)
+    for name, value in (("chunk_tokens", chunk), ("max_rows", rows), ("threads", engine.threads or 1)):
+        if value < 1:
+            raise OptionError(f"{name} must be at least 1, not {value}")
+    if is_cpu:
+        free, reserve = facts.available_bytes, CPU_RESERVE_BYTES
+    else:
+        free, reserve = facts.gpus[_gpu_index(device)].free_bytes, GPU_RESERVE_BYTES
+    return Resolved(
+        device=device,
+        dtype=dtype,
+        kv_dtype=model.kv_dtype or dtype,
+        chunk_tokens=chunk,
+        step_tokens=step,
+        max_rows=rows,
+        num_threads=engine.threads or facts.num_cores,
+        usable_bytes=int(free * USABLE_SHARE),
+        reserve_bytes=reserve,
+        decisions=tuple(why),
+    )
+
+
+def _device(wanted: str | None, facts: MachineFacts, why: list[str]) -> str:
+    if wanted is None:
+        if facts.gpus:
+            why.append(f"device cuda:0 ({facts.gpus[0].name}): a GPU is present")
+            return "cuda:0"
+        why.append("device cpu: no GPU is present")
+        return "cpu"
+    if wanted == "cpu":
+        return wanted
+    name, _, number = wanted.partition(":")
+    if name != "cuda" or (number and not number.isdigit()):
+        raise OptionError(f"device must be cpu, cuda or cuda:N, not {wanted!r}")
+    index = int(number or 0)
+    if index >= len(facts.gpus):
+        raise OptionError(f"device {wanted!r} is not here: this machine shows {len(facts.gpus)} CUDA devices")
+    return f"cuda:{index}"
+
+
+def _gpu_index(device: str) -> int:
+    return int(device.partition(":")[2])

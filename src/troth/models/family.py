@@ -1,0 +1,57 @@
+"""What every family module provides, and what it is built with.
+
+A family module exports ``Config`` (a frozen dataclass with ``from_hf`` and, where files exist, ``from_gguf``), ``Model``, and
+``IGNORED`` (patterns of tensors in the artifact that the family leaves alone on purpose).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from troth.cache.storage import CacheStorage
+from troth.contracts.cache_spec import CacheSpec
+from troth.nn.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where and in what numbers a model computes."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of activations and of weights that are not quantised."""
+    context_tokens: int
+    """Longest request; sizes the rotary tables."""
+
+
+class FamilyConfig(Protocol):
+    """What the engine needs to know of any family's config."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest context the model was made for."""
+
+    def cache_specs(self, element_bytes: int) -> tuple[CacheSpec, ...]:
+        """The model's cache groups, with ``element_bytes`` per cached number."""
+
+
+class Model(Protocol):
+    """A model ready to compute. Holds weights, no state."""
+
+    @property
+    def config(self) -> FamilyConfig:
+        """Its configuration."""
+
+    def forward(self, batch: Batch, cache: CacheStorage) -> Tensor:
+        """Final hidden states of every token, float [T, D]; reads and writes the cache of the batch's rows."""
+
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        """float [S, D] -> float32 [S, V]."""

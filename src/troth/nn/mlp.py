@@ -1,0 +1,23 @@
+"""The gated feed-forward layer (Shazeer 2020). Legend: T tokens, D model width, I intermediate width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from troth.nn.linear import Linear
+from troth.ops.gated_activation import Activation, gated_activation
+
+
+@dataclass(slots=True)
+class GatedMLP:
+    """down(act(gate x) * up x), gate and up in one product."""
+
+    gate_up: Linear
+    down: Linear
+    activation: Activation = "silu"
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """float [T, D] -> float [T, D]."""
+        return self.down(gated_activation(self.gate_up(x_TD), self.activation))

@@ -1,0 +1,139 @@
+"""Rotary position tables and their scalings (Su et al. 2021; reference formulas named at each scaling).
+
+Legend: W rotated pairs of a head, P positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from troth.errors import ModelLoadError
+from troth.ops.rotary_kv_write import RotaryTable
+
+SCALINGS: Final = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """How one kind of layer rotates its heads."""
+
+    rotary_dim: int
+    """Values of a head that rotate, the first ones."""
+    theta: float
+    scaling: str = "default"
+    values: Mapping[str, float] = field(default_factory=dict)
+    """The scaling's own numbers, named as in Hugging Face configs."""
+
+    def __post_init__(self) -> None:
+        if self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ModelLoadError(f"rotary size must be even, not {self.rotary_dim}", field="rope")
+        if not self.theta > 0:
+            raise ModelLoadError(f"rope theta must be positive, not {self.theta}", field="rope_theta")
+        if self.scaling not in SCALINGS:
+            raise ModelLoadError(
+                f"rope scaling {self.scaling!r} is not supported; supported: {', '.join(SCALINGS)}",
+                field="rope_scaling",
+            )
+
+
+def rope_config(values: Mapping[str, Any], *, head_dim: int, default_theta: float) -> RopeConfig:
+    """Read Hugging Face's ``rope_parameters`` (or older ``rope_scaling`` merged with ``rope_theta``).
+
+    Raises:
+        ModelLoadError: an unknown scaling, or a key this scaling does not know.
+    """
+    known: dict[str, tuple[str, ...]] = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        "yarn": (
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ),
+    }
+    rest = {key: value for key, value in values.items() if value is not None}
+    scaling = rest.pop("rope_type", None) or rest.pop("type", "default")
+    rest.pop("type", None)
+    theta = float(rest.pop("rope_theta", default_theta))
+    rotary_dim = int(head_dim * float(rest.pop("partial_rotary_factor", 1.0)))
+    # One position per token makes the three axes of multimodal rotation equal, whatever the sections are.
+    for axis_key in ("mrope_section", "mrope_interleaved"):
+        rest.pop(axis_key, None)
+    for key in rest:
+        if key not in known.get(str(scaling), tuple(rest)):
+            raise ModelLoadError(f"rope scaling {scaling!r} does not know {key!r}", field="rope_parameters")
+    return RopeConfig(rotary_dim=rotary_dim, theta=theta, scaling=str(scaling), values=rest)
+
+
+def rotary_table(config: RopeConfig, num_positions: int, device: torch.device) -> RotaryTable:
+    """cos and sin of positions 0 .. num_positions - 1, computed in float64 and rounded once to float32."""
+    frequency_W, attention_factor = frequencies(config)
+    angle_PW = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequency_W
+    cos, sin = angle_PW.cos() * attention_factor, angle_PW.sin() * attention_factor
+    return RotaryTable(cos.float().to(device), sin.float().to(device))
+
+
+def frequencies(config: RopeConfig) -> tuple[Tensor, float]:
+    """Radians per position of each pair (float64 [W]), and the factor on cos and sin."""
+    exponent = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64) / config.rotary_dim
+    base_W = config.theta**-exponent
+    if config.scaling == "linear":
+        return base_W / config.values["factor"], 1.0
+    if config.scaling == "llama3":
+        return _llama3(base_W, config.values), 1.0
+    if config.scaling == "yarn":
+        return _yarn(base_W, config)
+    return base_W, 1.0
+
+
+def _llama3(base_W: Tensor, values: Mapping[str, float]) -> Tensor:
+    """Llama 3.1: long wavelengths are slowed by ``factor``, short ones kept, those between blended."""
+    original = values["original_max_position_embeddings"]
+    low, high = values["low_freq_factor"], values["high_freq_factor"]
+    turns_W = original * base_W / (2 * math.pi)
+    kept_W = ((turns_W - low) / (high - low)).clamp(0, 1)
+    return base_W * kept_W + base_W / values["factor"] * (1 - kept_W)
+
+
+def _yarn(base_W: Tensor, config: RopeConfig) -> tuple[Tensor, float]:
+    """YaRN (Peng et al. 2023): interpolate pairs that turn seldom, keep those that turn often."""
+    values = config.values
+    factor = values["factor"]
+    original = values["original_max_position_embeddings"]
+
+    def pair_with_turns(turns: float) -> float:
+        return (
+            config.rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+        )
+
+    low, high = pair_with_turns(values.get("beta_fast") or 32), pair_with_turns(values.get("beta_slow") or 1)
+    if values.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
+    index_W = torch.arange(base_W.shape[0], dtype=torch.float64)
+    interpolated_W = ((index_W - low) / max(high - low, 0.001)).clamp(0, 1)
+    scaled_W = base_W / factor * interpolated_W + base_W * (1 - interpolated_W)
+    return scaled_W, _yarn_attention_factor(values)
+
+
+def _yarn_attention_factor(values: Mapping[str, float]) -> float:
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(values["factor"]) + 1.0 if values["factor"] > 1 else 1.0
+
+    if values.get("attention_factor") is not None:
+        return float(values["attention_factor"])
+    if values.get("mscale") and values.get("mscale_all_dim"):
+        return mscale(values["mscale"]) / mscale(values["mscale_all_dim"])
+    return mscale(1.0)

@@ -1,0 +1,44 @@
+"""Head split, norm, rotation and cache write with few PyTorch calls: queries and keys are rotated together."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from troth.ops.attention import LayerKV
+from troth.ops.rotary_kv_write import HeadNorms, RotaryTable, rotary_kv_write
+
+
+@rotary_kv_write.provider("torch")
+def rotary_kv_write_torch(
+    qkv_TE: Tensor,
+    num_heads: int,
+    positions_T: Tensor,
+    rotary: RotaryTable,
+    norms: HeadNorms | None,
+    slots_T: Tensor,
+    kv: LayerKV,
+) -> Tensor:
+    """As ops.rotary_kv_write."""
+    num_kv_heads, head_dim = kv.k_NKSD.shape[1], kv.k_NKSD.shape[3]
+    num_tokens, rotated = qkv_TE.shape[0], num_heads + num_kv_heads
+    heads = qkv_TE.view(num_tokens, rotated + num_kv_heads, head_dim)
+    qk = heads[:, :rotated].float()
+    if norms is not None:
+        qk = F.rms_norm(qk, (head_dim,), None, norms.eps)
+        qk[:, :num_heads] *= norms.q_D
+        qk[:, num_heads:] *= norms.k_D
+    width = rotary.cos_PW.shape[1]
+    cos, sin = rotary.cos_PW[positions_T].unsqueeze(1), rotary.sin_PW[positions_T].unsqueeze(1)
+    first, second = qk[..., :width], qk[..., width : 2 * width]
+    turned = torch.empty_like(qk)
+    torch.sub(first * cos, second * sin, out=turned[..., :width])
+    torch.add(second * cos, first * sin, out=turned[..., width : 2 * width])
+    if 2 * width < head_dim:
+        turned[..., 2 * width :] = qk[..., 2 * width :]
+    # Slot s of block n is row [n, :, s] of the cache; one index_put_ per tensor.
+    block_T, offset_T = slots_T >> 4, slots_T & 15
+    kv.k_NKSD[block_T, :, offset_T] = turned[:, num_heads:].to(kv.k_NKSD.dtype)
+    kv.v_NKSD[block_T, :, offset_T] = heads[:, rotated:].to(kv.v_NKSD.dtype)
+    return turned[:, :num_heads].to(qkv_TE.dtype)

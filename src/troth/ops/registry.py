@@ -1,0 +1,193 @@
+"""The one door to anything with more than one implementation.
+
+An op *is* its reference: a plain PyTorch function that accumulates in float32. Providers are other implementations with
+the same signature; each says on which machines it is available and which arguments it supports. The order of providers
+is one list, fixed at start-up by ``activate`` and shown by ``troth doctor``. A call goes to the first active provider that
+supports it, else to the reference, and that is counted: ``fallbacks()`` feeds the engine's list of downgrades.
+
+Next: ``ops/attention.py`` for what an op file looks like, ``ops/impl/`` for the providers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+import torch
+
+from troth.errors import OptionError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REFERENCE: Final = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Largest accepted difference from the reference: |a - b| <= absolute + relative * |b|, per dtype of the output."""
+
+    absolute: float
+    relative: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderOp:
+    """One provider's implementation of one op."""
+
+    provider: str
+    run: Callable[..., Any]
+    supports: Callable[..., bool]
+
+
+class Op(Generic[P, R]):
+    """An operation: its reference, its providers in order, and how close they must come."""
+
+    def __init__(self, reference: Callable[P, R], tolerances: Mapping[torch.dtype, Tolerance]) -> None:
+        self.name = reference.__name__
+        self.reference = reference
+        self.tolerances = dict(tolerances)
+        self.implementations: dict[str, ProviderOp] = {}
+        self.fallbacks: Counter[str] = Counter()
+        self._active: tuple[ProviderOp, ...] = ()
+        self.__doc__ = reference.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the first active provider that supports these arguments, else the reference."""
+        for implementation in self._active:
+            if implementation.supports(*args, **kwargs):
+                return implementation.run(*args, **kwargs)  # type: ignore[no-any-return]
+        if self._active:
+            self.fallbacks[self._active[0].provider] += 1
+        return self.reference(*args, **kwargs)
+
+    def provider(
+        self, name: str, *, supports: Callable[..., bool] | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Register an implementation. Its signature must equal the reference's.
+
+        ``supports`` gets the call's arguments; it looks at shapes, dtypes and devices only and must cost under a
+        microsecond. None: everything.
+        """
+
+        def register(run: Callable[P, R]) -> Callable[P, R]:
+            ours, theirs = inspect.signature(self.reference), inspect.signature(run)
+            if list(ours.parameters.values()) != list(theirs.parameters.values()):
+                raise TypeError(f"{self.name}: provider {name} takes {theirs}, the reference {ours}")
+            if name in self.implementations or name == REFERENCE:
+                raise TypeError(f"{self.name}: provider {name} is registered already")
+            self.implementations[name] = ProviderOp(name, run, supports or (lambda *args, **kwargs: True))
+            return run
+
+        return register
+
+    def activate(self, order: tuple[str, ...]) -> None:
+        """Use these providers, in this order."""
+        self._active = tuple(self.implementations[name] for name in order if name in self.implementations)
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Names of the providers in use for this op, in order."""
+        return tuple(implementation.provider for implementation in self._active)
+
+
+OPS: Final[dict[str, Op[Any, Any]]] = {}
+
+
+def op(*, tolerances: Mapping[torch.dtype, Tolerance]) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make a reference function the op of its name."""
+
+    def declare(reference: Callable[P, R]) -> Op[P, R]:
+        declared = Op(reference, tolerances)
+        if declared.name in OPS:
+            raise TypeError(f"op {declared.name} is declared twice")
+        OPS[declared.name] = declared
+        return declared
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A set of implementations that come and go together."""
+
+    name: str
+    modules: tuple[str, ...]
+    """Modules under ``troth.ops.impl`` whose import registers the implementations."""
+    unavailable: Callable[[], str | None]
+    """None when this machine can run it, else why not."""
+
+
+def _torch_unavailable() -> str | None:
+    return None
+
+
+PROVIDERS: Final[tuple[Provider, ...]] = (
+    Provider(
+        "torch",
+        ("torch_attention", "torch_linear", "torch_norm", "torch_rotary"),
+        _torch_unavailable,
+    ),
+)
+"""Every provider, fastest first: the default order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderStatus:
+    """A line of ``troth doctor``."""
+
+    name: str
+    active: bool
+    reason: str
+    ops: tuple[str, ...]
+
+
+def activate(order: tuple[str, ...] | None = None) -> tuple[ProviderStatus, ...]:
+    """Fix the order of providers for this process.
+
+    Args:
+        order: provider names, first choice first; None: every available one in the default order. ``reference`` may
+            stand alone to run nothing but references.
+
+    Raises:
+        OptionError: a provider asked for by name is unknown or cannot run here.
+    """
+    known = {provider.name: provider for provider in PROVIDERS}
+    problems = {provider.name: provider.unavailable() for provider in PROVIDERS}
+    names = tuple(n for n in known if problems[n] is None) if order is None else order
+    for name in names:
+        if name == REFERENCE:
+            continue
+        if name not in known:
+            raise OptionError(f"unknown op provider {name!r}; known: {', '.join([*known, REFERENCE])}")
+        if problems[name] is not None:
+            raise OptionError(f"op provider {name!r} cannot run here: {problems[name]}")
+    for name in names:
+        if name != REFERENCE:
+            for module in known[name].modules:
+                importlib.import_module(f"troth.ops.impl.{module}")
+    for declared in OPS.values():
+        declared.activate(tuple(name for name in names if name != REFERENCE))
+    return tuple(
+        ProviderStatus(
+            name,
+            name in names,
+            problems[name] or ("active" if name in names else "not asked for"),
+            tuple(sorted(o.name for o in OPS.values() if name in o.active)),
+        )
+        for name in known
+    )
+
+
+def fallbacks() -> tuple[str, ...]:
+    """Every op that ran its reference although providers are active, in words."""
+    return tuple(
+        f"{declared.name} ran its reference {sum(declared.fallbacks.values())} times"
+        for declared in OPS.values()
+        if declared.fallbacks
+    )

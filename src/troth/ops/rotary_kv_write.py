@@ -1,0 +1,84 @@
+"""Between the qkv projection and attention: split heads, normalise, rotate, write keys and values to the cache.
+
+Legend: T tokens, E = (H + 2 K) D, H query heads, K key-value heads, D head size, P positions, W rotated width / 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from troth.contracts.names import BLOCK_TOKENS
+from troth.ops.attention import LayerKV
+from troth.ops.registry import Tolerance, op
+from troth.ops.rms_norm import rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    """cos and sin of every position; the first 2 W values of a head rotate in halves (value i with value i + W)."""
+
+    cos_PW: Tensor
+    """float32 [P, W]."""
+    sin_PW: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm over each query and key head, before rotation (Qwen3, Gemma 3)."""
+
+    q_D: Tensor
+    k_D: Tensor
+    eps: float
+
+
+@op(
+    tolerances={
+        torch.float32: Tolerance(1e-5, 1e-5, "a float32 mean and one rotation in another order"),
+        torch.bfloat16: Tolerance(1e-2, 1.6e-2, "one rounding of the output to 8 bits of mantissa"),
+        torch.float16: Tolerance(1e-3, 2e-3, "one rounding of the output to 11 bits of mantissa"),
+    }
+)
+def rotary_kv_write(
+    qkv_TE: Tensor,
+    num_heads: int,
+    positions_T: Tensor,
+    rotary: RotaryTable,
+    norms: HeadNorms | None,
+    slots_T: Tensor,
+    kv: LayerKV,
+) -> Tensor:
+    """Prepare queries and store keys and values.
+
+    Args:
+        qkv_TE: float [T, E]: all query heads, then key heads, then value heads.
+        num_heads: H; K follows from the cache.
+        positions_T: int64 [T], rows of the rotary table.
+        rotary: the table.
+        norms: head norms, or None.
+        slots_T: int64 [T], where each token's key and value go.
+        kv: written in place at those slots, converted to its dtype.
+
+    Returns:
+        Rotated queries, float [T, H, D], dtype of qkv.
+    """
+    num_kv_heads, head_dim = kv.k_NKSD.shape[1], kv.k_NKSD.shape[3]
+    heads = qkv_TE.view(qkv_TE.shape[0], num_heads + 2 * num_kv_heads, head_dim)
+    q_THD, k_TKD, v_TKD = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if norms is not None:
+        q_THD = rms_norm.reference(q_THD.float(), norms.q_D, norms.eps)
+        k_TKD = rms_norm.reference(k_TKD.float(), norms.k_D, norms.eps)
+    cos_T1W = rotary.cos_PW[positions_T].unsqueeze(1)
+    sin_T1W = rotary.sin_PW[positions_T].unsqueeze(1)
+    block_T, offset_T = slots_T // BLOCK_TOKENS, slots_T % BLOCK_TOKENS
+    kv.k_NKSD[block_T, :, offset_T] = _rotate(k_TKD.float(), cos_T1W, sin_T1W).to(kv.k_NKSD.dtype)
+    kv.v_NKSD[block_T, :, offset_T] = v_TKD.to(kv.v_NKSD.dtype)
+    return _rotate(q_THD.float(), cos_T1W, sin_T1W).to(qkv_TE.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    width = cos.shape[-1]
+    first, second, rest = x[..., :width], x[..., width : 2 * width], x[..., 2 * width :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

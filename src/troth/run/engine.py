@@ -1,0 +1,299 @@
+"""The generation loop: plan, launch, commit, emit. One loop for any number of requests; a single caller is a batch of one.
+
+``EngineLoop`` has no thread and reads time from an injected clock, so tests drive it step by step; ``worker.py`` gives it a
+thread and an inbox. Next: ``schedule/scheduler.py`` (what to compute), ``runner.py`` (computing it), ``emit.py`` (text).
+
+    add -> scheduler queue -> plan -> runner.launch -> [in flight] -> commit -> emitter -> stream
+                                 ^                                      |
+                                 `------- hold / finish / cancel <------'
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from troth.contracts.events import Completed, Event, Failed, Prefill, Queued, Timings, Usage
+from troth.contracts.names import RequestId
+from troth.contracts.plan import StepPlan
+from troth.contracts.ports import Clock, EngineStatus, PendingStep, StepRunner
+from troth.contracts.request import Request
+from troth.errors import (
+    Busy,
+    Cancelled,
+    DeviceError,
+    NotReady,
+    RequestError,
+    StreamProtocol,
+    TrothError,
+)
+from troth.run.emit import Emission, Emitter
+from troth.schedule.scheduler import RowOutcome, Scheduler
+from troth.text.tokenizer import Tokenizer
+
+class Sink(Protocol):
+    """Where a request's events go."""
+
+    @property
+    def last_read(self) -> float:
+        """When the consumer last took an event, on the engine's clock."""
+
+    def offer(self, event: Event) -> bool:
+        """Queue an event; whether there is room for more."""
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has not ended."""
+
+    request: Request
+    emitter: Emitter
+    sink: Sink
+    added_at: float
+    started_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    num_prefilled: int = 0
+    num_cached: int = 0
+    held: bool = False
+
+class EngineLoop:
+    """Owns the scheduler, the runner and every live request. Not thread-safe: one owner calls it.
+
+    Args:
+        scheduler: fresh.
+        runner: computes plans.
+        tokenizer: turns ids into text.
+        clock: monotonic seconds.
+        pipeline_depth: steps that may be launched before the oldest is committed, beyond one.
+        consumer_idle_s: a held request whose consumer reads nothing for this long is cancelled.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        tokenizer: Tokenizer,
+        *,
+        clock: Clock,
+        pipeline_depth: int = 0,
+        consumer_idle_s: float = 30.0,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._depth = pipeline_depth
+        self._idle_s = consumer_idle_s
+        self._live: dict[RequestId, _Live] = {}
+        self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_completion_tokens = 0
+        self._num_cached_tokens = 0
+        self._ends: Counter[str] = Counter()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request, sink: Sink) -> None:
+        """Take a request in. A refusal is its only event: Failed."""
+        try:
+            self._scheduler.add(request)
+        except (RequestError, Busy) as error:
+            self._ends[type(error).__name__] += 1
+            # Progress precedes the refusal, so that a client learns how long its prompt was.
+            sink.offer(Prefill(num_done=0, num_cached=0, num_total=len(request.prompt_ids)))
+            sink.offer(failure_event(error))
+            return
+        live = _Live(request, Emitter(request, self._tokenizer), sink, added_at=self._clock())
+        self._live[request.request_id] = live
+        position = self._scheduler.num_waiting - 1 - self._scheduler.num_free_rows
+        if position >= 0:
+            sink.offer(Queued(position=position))
+        sink.offer(Prefill(num_done=0, num_cached=0, num_total=len(request.prompt_ids)))
+
+    def cancel(self, request_id: RequestId, reason: str) -> None:
+        """End a request for its consumer: aborted when it asked, an error when it was not listening."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        self._scheduler.finish(request_id, num_emitted=live.emitter.num_emitted)
+        if reason == "requested":
+            self._emit(live, live.emitter.close())
+        else:
+            self._fail(live, Cancelled(reason))
+
+    def has_room(self, request_id: RequestId) -> None:
+        """The consumer caught up: plan for the request again."""
+        live = self._live.get(request_id)
+        if live is not None and live.held:
+            live.held = False
+            self._scheduler.hold(request_id, False)
+
+    def close(self, failure: TrothError | None = None) -> None:
+        """End everything, with ``failure`` if there was one, and give the device memory back."""
+        for live in list(self._live.values()):
+            self._fail(live, failure or Cancelled("engine_closed"))
+        self._in_flight.clear()
+        self._runner.close()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Plan and launch one step, commit what is due; False when there was nothing to do."""
+        plan = self._scheduler.plan(self._clock())
+        if plan is not None:
+            self._note_admissions(plan)
+            self._launch(plan)
+        if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
+            self._commit_oldest()
+            return True
+        return plan is not None
+
+    def cancel_idle_consumers(self) -> None:
+        """End held requests whose consumers stopped reading. Called now and then by the owner."""
+        now = self._clock()
+        for live in [live for live in self._live.values() if live.held]:
+            if now - live.sink.last_read > self._idle_s:
+                self.cancel(live.request.request_id, "consumer_idle")
+
+    def status(self, state: str, downgrades: tuple[str, ...]) -> EngineStatus:
+        """A snapshot of counters and queues."""
+        return EngineStatus(
+            state=state,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_steps=self._num_steps,
+            blocks_used=tuple(pool.num_used for pool in self._scheduler.pools),
+            blocks_free=tuple(pool.num_free for pool in self._scheduler.pools),
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_completion_tokens=self._num_completion_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_requests_by_end=dict(self._ends),
+            downgrades=downgrades,
+        )
+
+    def _launch(self, plan: StepPlan) -> None:
+        self._num_steps += 1
+        try:
+            self._in_flight.append((plan, self._runner.launch(plan)))
+        except DeviceError as error:
+            # Earlier steps are older and may still be fine; this one is the newest under way.
+            while self._in_flight:
+                self._commit_oldest()
+            self._apply(self._scheduler.fail_step(str(error)), error)
+
+    def _commit_oldest(self) -> None:
+        _, pending = self._in_flight.popleft()
+        try:
+            result = pending.result()
+        except DeviceError as error:
+            self._apply(self._scheduler.fail_step(str(error)), error)
+            return
+        self._apply(self._scheduler.commit(result), None)
+
+    def _note_admissions(self, plan: StepPlan) -> None:
+        now = self._clock()
+        for admission in plan.admissions:
+            live = self._live.get(admission.request.request_id)
+            if live is not None and live.started_at is None:
+                live.started_at = now
+                live.num_cached = admission.num_cached_tokens
+                self._num_prompt_tokens += len(live.request.prompt_ids)
+                self._num_cached_tokens += admission.num_cached_tokens
+
+    # -- outcomes --------------------------------------------------------------------------------------------------
+
+    def _apply(self, outcomes: list[RowOutcome], error: DeviceError | None) -> None:
+        for outcome in outcomes:
+            live = self._live.get(outcome.request_id)
+            if live is None:
+                continue
+            if outcome.failure is not None:
+                self._fail(live, error or DeviceError(outcome.failure))
+                continue
+            live.emitter.take_prompt_logprobs(outcome.prompt_logprobs, outcome.num_prefilled)
+            if live.first_token_at is None:
+                self._note_prefill(live, outcome.num_prefilled)
+            if outcome.token_ids:
+                self._take_tokens(live, outcome)
+
+    def _note_prefill(self, live: _Live, num_prefilled: int) -> None:
+        total = len(live.request.prompt_ids)
+        done = min(num_prefilled, total)
+        if done > live.num_prefilled:
+            live.num_prefilled = done
+            self._offer(live, Prefill(num_done=done, num_cached=live.num_cached, num_total=total))
+
+    def _take_tokens(self, live: _Live, outcome: RowOutcome) -> None:
+        now = self._clock()
+        live.first_token_at = live.first_token_at or now
+        live.last_token_at = now
+        try:
+            emission = live.emitter.push(outcome.token_ids, outcome.logprobs, outcome.finish)
+        except StreamProtocol as error:
+            self._scheduler.finish(outcome.request_id, num_emitted=live.emitter.num_emitted)
+            self._fail(live, error)
+            return
+        if emission.finish is not None and outcome.finish is None:
+            self._scheduler.finish(outcome.request_id, num_emitted=emission.num_emitted)
+        self._emit(live, emission)
+
+    def _emit(self, live: _Live, emission: Emission) -> None:
+        for segment in emission.segments:
+            self._offer(live, segment)
+        if emission.finish is None:
+            return
+        self._end(live, emission.finish)
+        live.sink.offer(
+            Completed(
+                finish_reason=emission.finish,
+                usage=self._usage(live),
+                timings=_timings(live, self._clock()),
+                seed=live.request.sampling.seed,
+                stop_match=live.emitter.stop_match,
+                prompt_logprobs=live.emitter.prompt_logprobs,
+            )
+        )
+
+    def _fail(self, live: _Live, error: TrothError) -> None:
+        self._end(live, type(error).__name__)
+        live.sink.offer(failure_event(error))
+
+    def _end(self, live: _Live, end: str) -> None:
+        del self._live[live.request.request_id]
+        self._ends[end] += 1
+        self._num_completion_tokens += live.emitter.num_emitted
+
+    def _offer(self, live: _Live, event: Event) -> None:
+        if not live.sink.offer(event) and not live.held:
+            live.held = True
+            self._scheduler.hold(live.request.request_id, True)
+
+    def _usage(self, live: _Live) -> Usage:
+        return Usage(
+            num_prompt_tokens=len(live.request.prompt_ids),
+            num_completion_tokens=live.emitter.num_emitted,
+            num_cached_tokens=live.num_cached,
+        )
+
+def failure_event(error: TrothError) -> Failed:
+    """An error as the last event of a stream."""
+    retry_after_s = error.retry_after_s if isinstance(error, Busy | NotReady) else None
+    param = error.param if isinstance(error, RequestError) else None
+    code = error.code if isinstance(error, RequestError) else None
+
+    return Failed(
+        kind=type(error).__name__,
+        message=str(error),
+        param=param,
+        code=code,
+        retry_after_s=retry_after_s,
+    )
+
+def _timings(live: _Live, now: float) -> Timings:
+    started = live.started_at if live.started_at is not None else now
+    first = live.first_token_at if live.first_token_at is not None else now
+    last = live.last_token_at if live.last_token_at is not None else first
+    return Timings(queued_s=started - live.added_at, prefill_s=max(0.0, first - started), decode_s=last - first)

@@ -1,0 +1,112 @@
+"""Computes plans: one forward pass for the mixed batch, then one draw per sampled row.
+
+Refuses to know about text, clients and queues. Reads ``run/batch.py`` for the tensors and ``run/sampler.py`` for the draws.
+Legend: T tokens, S sampled positions, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from troth.cache.storage import CacheStorage
+from troth.contracts.plan import NO_SAMPLE, StepPlan, StepResult, TokenLogprobs
+from troth.errors import DeviceError, OutOfMemory
+from troth.models.family import Model
+from troth.run.batch import BatchBuilder
+from troth.run.sampler import Sampled, Sampler, token_logprobs
+
+PROMPT_LOGITS_ROWS: Final = 64
+"""Positions whose logits are held at once for prompt log-probabilities: 64 x 150k float32 are 38 MB."""
+
+
+@dataclass(slots=True)
+class _LaunchedStep:
+    plan: StepPlan
+    sampled: Sampled | None
+    prompt_logprobs: dict[int, list[TokenLogprobs]]
+
+    def result(self) -> StepResult:
+        result = StepResult(self.plan.step_id, [[] for _ in self.plan.rows], prompt_logprobs=self.prompt_logprobs)
+        if self.sampled is None:
+            return result
+        tokens, finite = self.sampled.token_S.tolist(), self.sampled.finite_S.tolist()
+        indices = [i for i, step in enumerate(self.plan.sample_steps) if step != NO_SAMPLE]
+        for s, i in enumerate(indices):
+            if not finite[s]:
+                result.failures[i] = "the model's logits are not finite"
+                continue
+            result.token_ids[i] = [tokens[s]]
+            if s in self.sampled.logprobs:
+                result.logprobs[i] = [self.sampled.logprobs[s]]
+        return result
+
+
+class ModelRunner:
+    """A StepRunner over a model and its caches. One thread uses it."""
+
+    def __init__(self, model: Model, cache: CacheStorage, batches: BatchBuilder) -> None:
+        self._model = model
+        self._cache = cache
+        self._batches = batches
+        self._sampler = Sampler(model.config.vocab_size)
+
+    def launch(self, plan: StepPlan) -> _LaunchedStep:
+        """As contracts.ports.StepRunner."""
+        return _device_errors(lambda: self._launch(plan))
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan) -> _LaunchedStep:
+        batch = self._batches.build(plan)
+        self._sampler.follow(plan)
+        hidden_TD = self._model.forward(batch, self._cache)
+        prompt_logprobs = self._prompt_logprobs(plan, hidden_TD)
+        if not batch.sample_S.numel():
+            return _LaunchedStep(plan, None, prompt_logprobs)
+        sampled = self._sampler.draw(self._model.logits(hidden_TD[batch.sample_S]), plan)
+        rows = batch.rows.row_R[[i for i, step in enumerate(plan.sample_steps) if step != NO_SAMPLE]]
+        self._batches.last_token[rows] = sampled.token_S
+        return _LaunchedStep(plan, sampled, prompt_logprobs)
+
+    def close(self) -> None:
+        """Drop the weights and caches."""
+        del self._model, self._cache, self._batches
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden_TD: Tensor) -> dict[int, list[TokenLogprobs]]:
+        """Log-probabilities of the prompt tokens that follow the chunk's positions, for rows that asked."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        offset = 0
+        for i, row in enumerate(plan.rows):
+            start, count = plan.starts[i], plan.num_new[i]
+            num_top = self._sampler.prompt_logprobs_of(row)
+            prompt_ids = self._sampler.prompt_ids_of(row)
+            last = min(start + count, len(prompt_ids) - 1)
+            if num_top is not None and start < last:
+                entries: list[TokenLogprobs] = []
+                for begin in range(start, last, PROMPT_LOGITS_ROWS):
+                    end = min(begin + PROMPT_LOGITS_ROWS, last)
+                    hidden = hidden_TD[offset + begin - start : offset + end - start]
+                    logprobs = self._model.logits(hidden).log_softmax(dim=-1)
+                    entries += [
+                        token_logprobs(logprobs[p - begin], prompt_ids[p + 1], num_top) for p in range(begin, end)
+                    ]
+                found[i] = entries
+            offset += count
+        return found
+
+
+def _device_errors(run: Callable[[], _LaunchedStep]) -> _LaunchedStep:
+    """Run a step; what the device or allocator raises becomes this package's own errors."""
+    try:
+        return run()
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+        raise OutOfMemory(f"a step did not fit: {error}", wanted_bytes=total - free, free_bytes=free) from error
+    except MemoryError as error:
+        raise OutOfMemory("a step did not fit into main memory", wanted_bytes=0, free_bytes=0) from error
+    except RuntimeError as error:
+        raise DeviceError(f"a step failed on the device: {error}") from error

@@ -1,0 +1,168 @@
+"""Sampling state of every row, and one step's draws and log-probabilities.
+
+Refuses to know how a draw is made (``ops/sample.py``) or what a penalty does to a logit (``ops/penalise.py``).
+Legend: S sampled positions, V vocabulary, N touched logits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from troth.contracts.names import Row
+from troth.contracts.plan import NO_SAMPLE, Admission, StepPlan, TokenLogprobs
+from troth.contracts.sampling import SamplingParams
+from troth.ops.penalise import Touched, penalise
+from troth.ops.sample import Draws, as_int64, sample, step_key
+
+
+@dataclass(slots=True)
+class _RowSampling:
+    params: SamplingParams
+    prompt_ids: tuple[int, ...]
+    penalised_prompt: frozenset[int]
+    """The prompt's tokens, when a repetition penalty looks at them."""
+    bias: dict[int, float]
+    counts: Counter[int] = field(default_factory=Counter)
+    """How often each token is in the output."""
+    num_counted: int = 0
+    """Output tokens in ``counts``."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What one step drew, still on the device."""
+
+    token_S: Tensor
+    """int64 [S]."""
+    finite_S: Tensor
+    """bool [S]: whether the logits were finite."""
+    logprobs: dict[int, TokenLogprobs]
+    """Index into S -> log-probabilities, for rows that asked."""
+
+
+class Sampler:
+    """Owns parameters and token counts of the rows in the batch."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows: dict[Row, _RowSampling] = {}
+
+    def follow(self, plan: StepPlan) -> None:
+        """Take in the rows a plan releases and admits, and count the output tokens it feeds."""
+        for row in plan.releases:
+            self._rows.pop(row, None)
+        for admission in plan.admissions:
+            self._rows[admission.row] = _new_row(admission)
+        offset = 0
+        for i, row in enumerate(plan.rows):
+            state, count = self._rows[row], plan.num_new[i]
+            if state.params.needs_history:
+                first = max(plan.starts[i], len(state.prompt_ids) + state.num_counted)
+                fed = plan.token_ids[offset + first - plan.starts[i] : offset + count]
+                state.counts.update(fed)
+                state.num_counted += len(fed)
+            offset += count
+
+    def draw(self, logits_SV: Tensor, plan: StepPlan) -> Sampled:
+        """Draw one token for each sampled row of the plan.
+
+        Args:
+            logits_SV: float32, changed in place.
+            plan: already followed.
+        """
+        sampled = [(self._rows[r], s) for r, s in zip(plan.rows, plan.sample_steps, strict=True) if s != NO_SAMPLE]
+        finite_S = logits_SV.sum(dim=-1).isfinite()
+        states = [state for state, _ in sampled]
+        touched = self._touched(states, logits_SV.device)
+        if touched is not None:
+            penalise(logits_SV, touched)
+        wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
+        # The draw may scale its logits in place; log-probabilities are of the distribution before temperature.
+        kept = {i: logits_SV[i].log_softmax(dim=-1) for i in wanted}
+        token_S = sample(logits_SV, _draws(sampled, logits_SV.device))
+        logprobs = {
+            i: token_logprobs(kept[i], int(token_S[i]), states[i].params.logprobs or 0) for i in wanted
+        }
+        return Sampled(token_S, finite_S, logprobs)
+
+    def prompt_logprobs_of(self, row: Row) -> int | None:
+        """How many alternatives the row wants beside each prompt token; None: it does not ask."""
+        return self._rows[row].params.prompt_logprobs
+
+    def prompt_ids_of(self, row: Row) -> tuple[int, ...]:
+        """The row's prompt."""
+        return self._rows[row].prompt_ids
+
+    def _touched(self, states: list[_RowSampling], device: torch.device) -> Touched | None:
+        rows: list[int] = []
+        tokens: list[int] = []
+        repetition: list[float] = []
+        subtract: list[float] = []
+        for i, state in enumerate(states):
+            params = state.params
+            if not params.needs_history and not state.bias:
+                continue
+            ids = state.counts.keys() | state.penalised_prompt | state.bias.keys()
+            for token_id in ids:
+                count = state.counts[token_id]
+                seen = count > 0 or token_id in state.penalised_prompt
+                rows.append(i)
+                tokens.append(token_id)
+                repetition.append(params.repetition_penalty if seen else 1.0)
+                penalty = params.presence_penalty + params.frequency_penalty * count if count else 0.0
+                subtract.append(penalty - state.bias.get(token_id, 0.0))
+        if not rows:
+            return None
+        return Touched(
+            torch.tensor(rows, device=device),
+            torch.tensor(tokens, device=device),
+            torch.tensor(repetition, device=device),
+            torch.tensor(subtract, device=device),
+        )
+
+
+def token_logprobs(logprobs_V: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+    """The log-probability, rank and ``num_top`` best alternatives of one token under float32 [V] log-probabilities."""
+    chosen = logprobs_V[token_id]
+    rank = int((logprobs_V > chosen).sum()) + 1
+    entry = TokenLogprobs(token_id, float(chosen), rank)
+    if num_top:
+        best = logprobs_V.topk(num_top)
+        entry.top_ids, entry.top_logprobs = best.indices.tolist(), best.values.tolist()
+    return entry
+
+
+def _new_row(admission: Admission) -> _RowSampling:
+    request = admission.request
+    params = request.sampling
+    return _RowSampling(
+        params=params,
+        prompt_ids=request.prompt_ids,
+        penalised_prompt=frozenset(request.prompt_ids if params.repetition_penalty != 1.0 else ()),
+        bias=dict(params.logit_bias),
+        counts=Counter(admission.output_ids),
+        num_counted=len(admission.output_ids),
+    )
+
+
+def _draws(sampled: list[tuple[_RowSampling, int]], device: torch.device) -> Draws:
+    params = [state.params for state, _ in sampled]
+
+    def column(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
+
+    keys = [as_int64(step_key(state.params.seed, step)) for state, step in sampled]
+    return Draws(
+        temperature_R=column("temperature", torch.float32),
+        top_k_R=column("top_k", torch.int32),
+        top_p_R=column("top_p", torch.float32),
+        min_p_R=column("min_p", torch.float32),
+        xtc_probability_R=column("xtc_probability", torch.float32),
+        xtc_threshold_R=column("xtc_threshold", torch.float32),
+        key_R=torch.tensor(keys, dtype=torch.int64, device=device),
+        all_greedy=all(p.is_greedy for p in params),
+    )

@@ -1,0 +1,159 @@
+"""The events of one request on their way from the engine's thread to one consumer, in any thread or event loop.
+
+The queue is bounded softly: the producer never blocks, it is told when there is no room and holds the row instead. The
+terminal event always gets through. Dropping the stream cancels the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Final
+
+from troth.contracts.events import Completed, Event, Failed, Segment
+from troth.contracts.names import RequestId
+from troth.contracts.ports import Clock
+
+MAX_EVENTS: Final = 32
+MAX_TOKENS: Final = 256
+
+
+class EventChannel:
+    """The queue between the engine and one consumer. The engine holds this end, never the consumer's handle."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._events: deque[Event] = deque()
+        self._num_tokens = 0
+        self._full = False
+        self._changed = threading.Condition()
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self.ended = False
+        """Whether the terminal event was offered."""
+        self.last_read = clock()
+        """When the consumer last took an event."""
+
+    def offer(self, event: Event) -> bool:
+        """Queue an event; whether the consumer has room for more. Events after the terminal one are dropped."""
+        with self._changed:
+            if self.ended:
+                return True
+            self._events.append(event)
+            if isinstance(event, Segment):
+                self._num_tokens += _weight(event)
+            self.ended = isinstance(event, Completed | Failed)
+            self._full = len(self._events) >= MAX_EVENTS or self._num_tokens >= MAX_TOKENS
+            self._changed.notify()
+            if self._waiter is not None:
+                loop, future = self._waiter
+                self._waiter = None
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(_resolve, future)
+            return not self._full
+
+    def take(self) -> tuple[Event, bool] | None:
+        """The next event, waiting for it, and whether taking it made room again; None after the terminal event."""
+        with self._changed:
+            while not self._events:
+                if self.ended:
+                    return None
+                self._changed.wait()
+            return self._pop()
+
+    async def take_async(self) -> tuple[Event, bool] | None:
+        """As ``take``, without blocking the event loop."""
+        while True:
+            with self._changed:
+                if self._events:
+                    return self._pop()
+                if self.ended:
+                    return None
+                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiter = (future.get_loop(), future)
+            await future
+
+    def _pop(self) -> tuple[Event, bool]:
+        event = self._events.popleft()
+        if isinstance(event, Segment):
+            self._num_tokens -= _weight(event)
+        self.last_read = self._clock()
+        # Half-empty before the row resumes: one event of room at a time would switch the row on and off each step.
+        made_room = self._full and len(self._events) <= MAX_EVENTS // 2 and self._num_tokens <= MAX_TOKENS // 2
+        if made_room:
+            self._full = False
+        return event, made_room
+
+
+class RequestStream:
+    """The consumer's handle: an EventStream that can also be iterated in a blocking way. Dropping it cancels.
+
+    Args:
+        request_id: whose events these are.
+        channel: where they come from.
+        on_cancel: called at most once, from any thread, with the reason.
+        on_room: called when the consumer made room after ``offer`` had said there was none.
+    """
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        channel: EventChannel,
+        *,
+        on_cancel: Callable[[RequestId, str], None],
+        on_room: Callable[[RequestId], None],
+    ) -> None:
+        self._request_id = request_id
+        self._channel = channel
+        self._on_cancel = on_cancel
+        self._on_room = on_room
+        self._cancelled = False
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request this stream belongs to."""
+        return self._request_id
+
+    def cancel(self, reason: str = "requested") -> None:
+        """As contracts.ports.EventStream."""
+        if not self._cancelled and not self._channel.ended:
+            self._cancelled = True
+            self._on_cancel(self._request_id, reason)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        taken = self._channel.take()
+        if taken is None:
+            raise StopIteration
+        return self._taken(taken)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        taken = await self._channel.take_async()
+        if taken is None:
+            raise StopAsyncIteration
+        return self._taken(taken)
+
+    def _taken(self, taken: tuple[Event, bool]) -> Event:
+        event, made_room = taken
+        if made_room:
+            self._on_room(self._request_id)
+        return event
+
+    def __del__(self) -> None:
+        self.cancel("disconnected")
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _weight(segment: Segment) -> int:
+    """Tokens a queued segment counts for: at least one, so that empty ones cannot pile up."""
+    return max(1, len(segment.tokens))

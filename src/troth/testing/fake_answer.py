@@ -1,0 +1,149 @@
+"""What a FakeEngine says to one request, as the events of each step.
+
+Refuses to know rows, queues and time. Read next: ``fake_engine.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from codecs import getincrementaldecoder
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from troth.contracts.events import (
+    Completed,
+    Event,
+    Failed,
+    FinishReason,
+    Prefill,
+    Segment,
+    SegmentKind,
+    Timings,
+    TokenText,
+    Usage,
+)
+from troth.contracts.plan import TokenLogprobs
+from troth.contracts.request import Request
+from troth.testing.byte_tokenizer import EOS_ID, ByteTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeAnswer:
+    """What the engine says to one request. Without EOS ids the text repeats until the limit."""
+
+    text: str = "Hello from a fake engine."
+    reasoning: str = ""
+    """Comes first, as segments of kind ``reasoning``."""
+    step_tokens: int = 1
+    """Tokens emitted per step."""
+    chunk_tokens: int = 1 << 30
+    """Prompt tokens fed per step."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that count as served by the prompt cache."""
+    failure: Failed | None = None
+    fail_at: int = 0
+    """Tokens emitted before ``failure``; 0: right after Prefill(num_done=0)."""
+
+
+def play(answer: FakeAnswer, request: Request, room_tokens: int) -> Iterator[list[Event]]:
+    """The events of each step; ``room_tokens`` is the limit of an answer whose request names none."""
+    started = time.monotonic()
+    total, cached = len(request.prompt_ids), answer.num_cached_tokens
+    yield [Prefill(num_done=0, num_cached=cached, num_total=total)]
+    if answer.failure is not None and answer.fail_at == 0:
+        yield [answer.failure]
+    for start in range(cached, total, answer.chunk_tokens):
+        done = min(start + answer.chunk_tokens, total)
+        yield [Prefill(num_done=done, num_cached=cached, num_total=total)]
+    prefilled = time.monotonic()
+    tokens = list(itertools.islice(_tokens(answer, request), request.max_tokens or room_tokens))
+    yield from _segments(tokens, answer, request)
+    usage = Usage(
+        num_prompt_tokens=total,
+        num_completion_tokens=len(tokens),
+        num_cached_tokens=cached,
+        num_reasoning_tokens=sum(token.kind == "reasoning" for token in tokens),
+    )
+    completed = Completed(
+        finish_reason=tokens[-1].finish or "length",
+        usage=usage,
+        timings=Timings(prefill_s=prefilled - started, decode_s=time.monotonic() - prefilled),
+        seed=request.sampling.seed,
+        stop_match=tokens[-1].stop_match,
+        prompt_logprobs=_prompt_logprobs(request),
+    )
+    yield [completed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Token:
+    token_id: int
+    kind: SegmentKind = "text"
+    visible: bool = True
+    finish: FinishReason | None = None
+    stop_match: str | None = None
+
+
+def _tokens(answer: FakeAnswer, request: Request) -> Iterator[_Token]:
+    """The tokens of an answer without a limit; endless when nothing can end it."""
+    encode = ByteTokenizer().encode
+    for token_id in encode(answer.reasoning):
+        yield _Token(token_id=token_id, kind="reasoning")
+    matches = [(answer.text.find(stop), stop) for stop in request.stop if stop in answer.text]
+    if matches:
+        cut, stop = min(matches)
+        for token_id in encode(answer.text[:cut]):
+            yield _Token(token_id=token_id)
+        *head, last = encode(stop)
+        for token_id in head:
+            yield _Token(token_id=token_id, visible=False)
+        yield _Token(token_id=last, visible=False, finish="stop", stop_match=stop)
+        return
+    for _ in itertools.count():
+        for token_id in encode(answer.text):
+            yield _Token(token_id=token_id)
+        if request.eos_ids or not answer.text:
+            yield _Token(token_id=min(request.eos_ids, default=EOS_ID), visible=False, finish="stop")
+            return
+
+
+def _segments(tokens: list[_Token], answer: FakeAnswer, request: Request) -> Iterator[list[Event]]:
+    """The segments of each step. Text lags behind its tokens while a character is incomplete, as in a real engine."""
+    num_top, num_emitted = request.sampling.logprobs, 0
+    decoders = {kind: getincrementaldecoder("utf-8")("replace") for kind in ("reasoning", "text")}
+    for start in range(0, len(tokens), answer.step_tokens):
+        if answer.failure is not None and start >= answer.fail_at:
+            yield [answer.failure]
+        step: list[Event] = []
+        in_step = tokens[start : start + answer.step_tokens]
+        for kind, group in itertools.groupby(in_step, key=lambda token: token.kind):
+            members = list(group)
+            num_emitted += len(members)
+            shown = bytes(token.token_id for token in members if token.visible)
+            step.append(
+                Segment(
+                    text=decoders[kind].decode(shown, final=num_emitted == len(tokens)),
+                    kind=kind,
+                    tokens=tuple(
+                        TokenText(token_id=token.token_id, logprobs=_logprobs(token.token_id, num_top))
+                        for token in members
+                    ),
+                    num_completion_tokens=num_emitted,
+                )
+            )
+        yield step
+
+
+def _logprobs(token_id: int, num_top: int | None) -> TokenLogprobs | None:
+    if num_top is None:
+        return None
+    top_ids = [(token_id + offset) % ByteTokenizer.vocab_size for offset in range(num_top)]
+    top_logprobs = [-0.25 - offset for offset in range(num_top)]
+    return TokenLogprobs(token_id, -0.25, 1, top_ids, top_logprobs)
+
+
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprobs, ...] | None:
+    num_top = request.sampling.prompt_logprobs
+    entries = (_logprobs(token_id, num_top) for token_id in request.prompt_ids[1:])
+    return None if num_top is None else tuple(entry for entry in entries if entry is not None)

@@ -1,0 +1,45 @@
+"""Tensors that are views of a file: nothing is copied until somebody changes a byte.
+
+Owns the map of one file. Refuses to know which tensors there are; the headers of ``artifact/`` say that.
+
+Lifetime: every tensor holds a reference to the map, so the map lives as long as the last of them, also after this
+object is gone; the file itself may be deleted meanwhile, but must not be cut short. The map is copy-on-write: writing
+to a tensor changes this process's pages, never the file. Pages nobody touched cost no memory, and clean ones belong
+to the page cache, shared by all processes that map the file.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from troth.artifact.regular_file import FileStamp, RegularFile
+
+
+class MappedFile:
+    """One weight file, mapped once.
+
+    Raises:
+        ModelLoadError: the file is gone, or is not the one ``stamp`` was taken of.
+    """
+
+    __slots__ = ("_map",)
+
+    def __init__(self, path: Path, stamp: FileStamp) -> None:
+        with RegularFile(path) as file:
+            file.expect(stamp)
+            # A read-only map would make torch.frombuffer warn; a private one is writable and as cheap.
+            self._map = file.map_private()
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The bytes at ``offset`` as a contiguous tensor. A misaligned one is copied, as kernels may not read it."""
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        if offset % dtype.itemsize:
+            raw = torch.frombuffer(self._map, dtype=torch.uint8, count=count * dtype.itemsize, offset=offset)
+            return raw.clone().view(dtype).reshape(shape)
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).reshape(shape)
