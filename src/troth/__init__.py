@@ -1,5 +1,26 @@
-"""Troth: a local LLM inference runtime that keeps its word."""
+"""Troth: a local LLM inference runtime that keeps its word.
+
+Example::
+
+    with troth.Engine.open("model.gguf") as engine:
+        print(engine.chat("What is the capital of France?", temperature=0).text)
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from troth.library import AnswerStream, Engine, Reply
+
 __version__ = "0.1.0"
+__all__ = ["AnswerStream", "Engine", "Reply", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: `troth --help` and the server's process must not pay for the engine's imports.
+    if name in ("AnswerStream", "Engine", "Reply"):
+        from troth import library
+
+        return getattr(library, name)
+    raise AttributeError(f"module 'troth' has no attribute {name!r}")

@@ -167,7 +167,8 @@ def test_scheduler_feeds_the_token_in_flight_by_reference() -> None:
     scheduler.add(request("a", 3, 5))
     first = scheduler.plan(0.0)
     second = scheduler.plan(0.0)
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert second.token_ids == [ON_DEVICE]
     assert second.starts == [3]
     assert second.sample_steps == [1]
@@ -335,6 +336,12 @@ def test_scheduler_works_without_attention_groups() -> None:
 
 
 def test_scheduler_limits_refuse_nonsense() -> None:
-    for changes in ({"max_rows": 0}, {"max_waiting": -1}, {"num_blocks": ()}, {"step_tokens": 8}, {"chunk_tokens": 0}):
+    for changes in (
+        {"max_rows": 0},
+        {"max_waiting": -1},
+        {"num_blocks": ()},
+        {"step_tokens": 8},
+        {"chunk_tokens": 0},
+    ):
         with pytest.raises(ValueError, match=r"\d"):
             limits(**changes)

@@ -134,7 +134,7 @@ class _HeaderReader:
         )
 
     def _fail(self, message: str) -> NoReturn:
-        raise ModelLoadError(message, path=str(self._path), field=self._field)
+        raise ModelLoadError(message, path=str(self._path), field=self._field[:256])
 
     def _take(self, num_bytes: int) -> int:
         """Move over ``num_bytes`` and return where they start."""

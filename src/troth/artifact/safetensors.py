@@ -142,7 +142,7 @@ def read_shard(path: Path) -> SafetensorsShard:
 
 
 def _fail(path: Path, message: str, field: str = "header") -> NoReturn:
-    raise ModelLoadError(message, path=str(path), field=field)
+    raise ModelLoadError(message, path=str(path), field=field[:256])
 
 
 def _metadata(value: Any, path: Path) -> dict[str, str]:
@@ -204,6 +204,6 @@ def _disagreement(
 ) -> str:
     absent = claimed - shard.tensors.keys()
     if absent:
-        return f"says that {file_name} holds {min(absent)}, which it does not"
+        return f"says that {file_name} holds {min(absent):.256}, which it does not"
     extra = min(shard.tensors.keys() - claimed)
-    return f"puts {extra} into {weight_map.get(extra, 'no file')}, but {file_name} holds it"
+    return f"puts {extra:.256} into {weight_map.get(extra, 'no file')}, but {file_name} holds it"

@@ -93,6 +93,10 @@ class Failed:
     param: str | None = None
     code: str | None = None
     retry_after_s: float | None = None
+    reason: str | None = None
+    """Why it was cancelled, if it was."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """What the message counts, by name: num_prompt_tokens, limit, wanted_bytes ..."""
 
 
 Event = Queued | Prefill | Segment | Completed | Failed

@@ -1,8 +1,8 @@
 """The prefill planner: how far the next chunk of one prompt goes. A pure function of integers.
 
 One prompt of ``length`` tokens is fed in chunks of at most ``chunk`` tokens. A chunk never runs past ``snapshot_at``,
-so that a checkpoint can be taken exactly there. With ``tail_split`` the last token is fed alone, so that its logits come
-from the same width-1 computation as every later decode.
+so that a checkpoint can be taken exactly there. With ``tail_split`` the last token is fed alone, so that its logits
+come from the same width-1 computation as every later decode.
 """
 
 from __future__ import annotations

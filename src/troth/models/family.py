@@ -36,6 +36,14 @@ class FamilyConfig(Protocol):
         """Rows of the output layer."""
 
     @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width inside the feed-forward layers."""
+
+    @property
     def max_position_embeddings(self) -> int:
         """Longest context the model was made for."""
 

@@ -155,15 +155,11 @@ class Model:
         table = source.linear("model.embed_tokens.weight", shape=shape)
         self._embedding: LinearWeight = pack([table], place.dtype, place.device)
         rotary = _rotary(config, source, place)
-        self._blocks = [
-            build_block(config, source, place, layer, rotary) for layer in range(config.num_hidden_layers)
-        ]
+        self._blocks = [build_block(config, source, place, layer, rotary) for layer in range(config.num_hidden_layers)]
         self._norm_D = source.norm("model.norm.weight", shape=(config.hidden_size,)).to(place.device)
         tied = config.tie_word_embeddings or not source.has("lm_head.weight")
         self._head: LinearWeight = (
-            self._embedding
-            if tied
-            else pack([source.linear("lm_head.weight", shape=shape)], place.dtype, place.device)
+            self._embedding if tied else pack([source.linear("lm_head.weight", shape=shape)], place.dtype, place.device)
         )
 
     def forward(self, batch: Batch, cache: CacheStorage) -> Tensor:
@@ -183,9 +179,7 @@ class Model:
         return linear(hidden_SD, self._head).float()
 
 
-def build_block(
-    config: Config, source: WeightSource, place: Placement, layer: int, rotary: RotaryTable
-) -> Block:
+def build_block(config: Config, source: WeightSource, place: Placement, layer: int, rotary: RotaryTable) -> Block:
     """One block from the tensors of ``model.layers.{layer}``."""
     prefix = f"model.layers.{layer}."
     width, inner = config.hidden_size, config.intermediate_size

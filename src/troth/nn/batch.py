@@ -1,6 +1,7 @@
 """One step's batch as tensors, the only thing a model's forward gets besides the cache.
 
-Legend: T tokens of all rows, R rows, B blocks per table, S positions whose logits are wanted. Built by ``run/batch.py``; read by ``models/`` and ``ops/``.
+Legend: T tokens of all rows, R rows, B blocks per table, S positions whose logits are wanted. Built by
+``run/batch.py``; read by ``models/`` and ``ops/``.
 """
 
 from __future__ import annotations

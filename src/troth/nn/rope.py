@@ -114,9 +114,7 @@ def _yarn(base_W: Tensor, config: RopeConfig) -> tuple[Tensor, float]:
     original = values["original_max_position_embeddings"]
 
     def pair_with_turns(turns: float) -> float:
-        return (
-            config.rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
-        )
+        return config.rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
     low, high = pair_with_turns(values.get("beta_fast") or 32), pair_with_turns(values.get("beta_slow") or 1)
     if values.get("truncate", True):

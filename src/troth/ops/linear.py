@@ -2,9 +2,9 @@
 
 Legend: T tokens, I inputs, O outputs.
 
-Weights come from the artifact as rows of numbers (``Tensor``) or of quantised blocks (``QuantTensor``). ``pack`` asks the
-active providers, in order, to turn one or more of them, stacked along O, into the form they compute with; that happens
-once, at load. What nobody packs stays as it is and runs through the reference.
+Weights come from the artifact as rows of numbers (``Tensor``) or of quantised blocks (``QuantTensor``). ``pack`` asks
+the active providers, in order, to turn one or more of them, stacked along O, into the form they compute with; that
+happens once, at load. What nobody packs stays as it is and runs through the reference.
 """
 
 from __future__ import annotations

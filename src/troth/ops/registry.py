@@ -1,9 +1,10 @@
 """The one door to anything with more than one implementation.
 
-An op *is* its reference: a plain PyTorch function that accumulates in float32. Providers are other implementations with
-the same signature; each says on which machines it is available and which arguments it supports. The order of providers
-is one list, fixed at start-up by ``activate`` and shown by ``troth doctor``. A call goes to the first active provider that
-supports it, else to the reference, and that is counted: ``fallbacks()`` feeds the engine's list of downgrades.
+An op *is* its reference: a plain PyTorch function that accumulates in float32. Providers are other implementations
+with the same signature; each says on which machines it is available and which arguments it supports. The order of
+providers is one list, fixed at start-up by ``activate`` and shown by ``troth doctor``. A call goes to the first
+active provider that supports it, else to the reference, and that is counted: ``fallbacks()`` feeds the engine's list
+of downgrades.
 
 Next: ``ops/attention.py`` for what an op file looks like, ``ops/impl/`` for the providers.
 """

@@ -38,7 +38,8 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     """residual + x, and its rms_norm.
 
     Returns:
-        (normalised, sum), both as x. ``x`` and ``residual`` may be overwritten by a provider and must not be used again.
+        (normalised, sum), both as x. ``x`` and ``residual`` may be overwritten by a provider and must not be used
+        again.
     """
     total_TD = x_TD + residual_TD
     return rms_norm.reference(total_TD, weight_D, eps), total_TD

@@ -2,13 +2,14 @@
 
 Legend: R rows, V vocabulary.
 
-The token at step s of a request is argmax over the filtered vocabulary of logit / T + gumbel(seed, s, id). The noise is a
-pure function of (seed, step, token id), so a draw does not depend on batch neighbours, preemption or rejected drafts, and
-a draft that used the same noise is accepted exactly when it equals the target's own draw.
+The token at step s of a request is argmax over the filtered vocabulary of logit / T + gumbel(seed, s, id). The noise
+is a pure function of (seed, step, token id), so a draw does not depend on batch neighbours, preemption or rejected
+drafts, and a draft that used the same noise is accepted exactly when it equals the target's own draw.
 
-Noise: key = seed XOR (step + 1) * 0x9e3779b97f4a7c15 (mod 2^64); h = mix(key + (id + 1) * 0xd1342543de82ef95), mix being
-splitmix64's finaliser (Steele, Lea, Flood 2014); u = top 53 bits of h as a fraction in (0, 1); gumbel = -log(-log1p(-u)).
-Small u keeps its relative precision in float32, so the far tail, where the winners come from, is exact.
+Noise: key = seed XOR (step + 1) * 0x9e3779b97f4a7c15 (mod 2^64); h = mix(key + (id + 1) * 0xd1342543de82ef95), mix
+being splitmix64's finaliser (Steele, Lea, Flood 2014); u = top 53 bits of h as a fraction in (0, 1); gumbel =
+-log(-log1p(-u)). Small u keeps its relative precision in float32, so the far tail, where the winners come from, is
+exact.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ class BatchBuilder:
             GroupTables(
                 block_table_RB=self._put(table[row_R, :blocks]),
                 slots_T=self._put(
-                    table[row_T, position_T // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS
-                    + position_T % BLOCK_TOKENS
+                    table[row_T, position_T // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + position_T % BLOCK_TOKENS
                 ),
             )
             for table in self._tables

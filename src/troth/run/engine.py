@@ -1,7 +1,9 @@
-"""The generation loop: plan, launch, commit, emit. One loop for any number of requests; a single caller is a batch of one.
+"""The generation loop: plan, launch, commit, emit. One loop for any number of requests; a single caller is a batch of
+one.
 
-``EngineLoop`` has no thread and reads time from an injected clock, so tests drive it step by step; ``worker.py`` gives it a
-thread and an inbox. Next: ``schedule/scheduler.py`` (what to compute), ``runner.py`` (computing it), ``emit.py`` (text).
+``EngineLoop`` has no thread and reads time from an injected clock, so tests drive it step by step; ``worker.py``
+gives it a thread and an inbox. Next: ``schedule/scheduler.py`` (what to compute), ``runner.py`` (computing it),
+``emit.py`` (text).
 
     add -> scheduler queue -> plan -> runner.launch -> [in flight] -> commit -> emitter -> stream
                                  ^                                      |
@@ -14,7 +16,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from troth.contracts.events import Completed, Event, Failed, Prefill, Queued, Timings, Usage
+from troth.contracts.events import Completed, Event, Prefill, Queued, Timings, Usage
+from troth.contracts.failures import failure_event
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
 from troth.contracts.ports import Clock, EngineStatus, PendingStep, StepRunner
@@ -23,7 +26,6 @@ from troth.errors import (
     Busy,
     Cancelled,
     DeviceError,
-    NotReady,
     RequestError,
     StreamProtocol,
     TrothError,
@@ -31,6 +33,7 @@ from troth.errors import (
 from troth.run.emit import Emission, Emitter
 from troth.schedule.scheduler import RowOutcome, Scheduler
 from troth.text.tokenizer import Tokenizer
+
 
 class Sink(Protocol):
     """Where a request's events go."""
@@ -41,6 +44,7 @@ class Sink(Protocol):
 
     def offer(self, event: Event) -> bool:
         """Queue an event; whether there is room for more."""
+
 
 @dataclass(slots=True)
 class _Live:
@@ -56,6 +60,7 @@ class _Live:
     num_prefilled: int = 0
     num_cached: int = 0
     held: bool = False
+
 
 class EngineLoop:
     """Owns the scheduler, the runner and every live request. Not thread-safe: one owner calls it.
@@ -92,8 +97,6 @@ class EngineLoop:
         self._num_completion_tokens = 0
         self._num_cached_tokens = 0
         self._ends: Counter[str] = Counter()
-
-    # -- requests --------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, sink: Sink) -> None:
         """Take a request in. A refusal is its only event: Failed."""
@@ -136,8 +139,6 @@ class EngineLoop:
             self._fail(live, failure or Cancelled("engine_closed"))
         self._in_flight.clear()
         self._runner.close()
-
-    # -- the loop --------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Plan and launch one step, commit what is due; False when there was nothing to do."""
@@ -202,8 +203,6 @@ class EngineLoop:
                 live.num_cached = admission.num_cached_tokens
                 self._num_prompt_tokens += len(live.request.prompt_ids)
                 self._num_cached_tokens += admission.num_cached_tokens
-
-    # -- outcomes --------------------------------------------------------------------------------------------------
 
     def _apply(self, outcomes: list[RowOutcome], error: DeviceError | None) -> None:
         for outcome in outcomes:
@@ -278,19 +277,6 @@ class EngineLoop:
             num_cached_tokens=live.num_cached,
         )
 
-def failure_event(error: TrothError) -> Failed:
-    """An error as the last event of a stream."""
-    retry_after_s = error.retry_after_s if isinstance(error, Busy | NotReady) else None
-    param = error.param if isinstance(error, RequestError) else None
-    code = error.code if isinstance(error, RequestError) else None
-
-    return Failed(
-        kind=type(error).__name__,
-        message=str(error),
-        param=param,
-        code=code,
-        retry_after_s=retry_after_s,
-    )
 
 def _timings(live: _Live, now: float) -> Timings:
     started = live.started_at if live.started_at is not None else now

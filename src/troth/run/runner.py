@@ -1,7 +1,7 @@
 """Computes plans: one forward pass for the mixed batch, then one draw per sampled row.
 
-Refuses to know about text, clients and queues. Reads ``run/batch.py`` for the tensors and ``run/sampler.py`` for the draws.
-Legend: T tokens, S sampled positions, D model width, V vocabulary.
+Refuses to know about text, clients and queues. Reads ``run/batch.py`` for the tensors and ``run/sampler.py`` for the
+draws. Legend: T tokens, S sampled positions, D model width, V vocabulary.
 """
 
 from __future__ import annotations

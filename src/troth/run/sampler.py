@@ -84,9 +84,7 @@ class Sampler:
         # The draw may scale its logits in place; log-probabilities are of the distribution before temperature.
         kept = {i: logits_SV[i].log_softmax(dim=-1) for i in wanted}
         token_S = sample(logits_SV, _draws(sampled, logits_SV.device))
-        logprobs = {
-            i: token_logprobs(kept[i], int(token_S[i]), states[i].params.logprobs or 0) for i in wanted
-        }
+        logprobs = {i: token_logprobs(kept[i], int(token_S[i]), states[i].params.logprobs or 0) for i in wanted}
         return Sampled(token_S, finite_S, logprobs)
 
     def prompt_logprobs_of(self, row: Row) -> int | None:

@@ -25,8 +25,10 @@ class EventChannel:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._events: deque[Event] = deque()
+        self._events: deque[tuple[Event, int]] = deque()
+        """Events with the tokens each one adds."""
         self._num_tokens = 0
+        self._num_offered_tokens = 0
         self._full = False
         self._changed = threading.Condition()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
@@ -40,9 +42,12 @@ class EventChannel:
         with self._changed:
             if self.ended:
                 return True
-            self._events.append(event)
+            added = 0
             if isinstance(event, Segment):
-                self._num_tokens += _weight(event)
+                added = event.num_completion_tokens - self._num_offered_tokens
+                self._num_offered_tokens = event.num_completion_tokens
+            self._events.append((event, added))
+            self._num_tokens += added
             self.ended = isinstance(event, Completed | Failed)
             self._full = len(self._events) >= MAX_EVENTS or self._num_tokens >= MAX_TOKENS
             self._changed.notify()
@@ -75,9 +80,8 @@ class EventChannel:
             await future
 
     def _pop(self) -> tuple[Event, bool]:
-        event = self._events.popleft()
-        if isinstance(event, Segment):
-            self._num_tokens -= _weight(event)
+        event, added = self._events.popleft()
+        self._num_tokens -= added
         self.last_read = self._clock()
         # Half-empty before the row resumes: one event of room at a time would switch the row on and off each step.
         made_room = self._full and len(self._events) <= MAX_EVENTS // 2 and self._num_tokens <= MAX_TOKENS // 2
@@ -152,8 +156,3 @@ class RequestStream:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _weight(segment: Segment) -> int:
-    """Tokens a queued segment counts for: at least one, so that empty ones cannot pile up."""
-    return max(1, len(segment.tokens))

@@ -1,6 +1,7 @@
 """One dedicated thread around an ``EngineLoop``, and the handle that other threads and event loops use.
 
-``EngineThread`` is the library's EngineClient. Callers only queue commands; the thread alone touches scheduler and runner.
+``EngineThread`` is the library's EngineClient. Callers only queue commands; the thread alone touches scheduler and
+runner.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from troth.contracts.failures import failure_event
 from troth.contracts.names import RequestId
 from troth.contracts.ports import Clock, EngineInfo, EngineStatus
 from troth.contracts.request import Request
 from troth.errors import Cancelled, DeviceError, TrothError
-from troth.run.engine import EngineLoop, failure_event
+from troth.run.engine import EngineLoop
 from troth.run.stream import EventChannel, RequestStream
 
 _log = logging.getLogger("troth")
@@ -49,8 +51,9 @@ class EngineThread:
         self._downgrades = downgrades
         self._commands: deque[Callable[[], None]] = deque()
         self._gate = threading.RLock()
-        """Guards ``_closing`` together with appends, so that no command is queued after the last look. Reentrant: a dropped
-        stream may be collected, and cancel, while this thread holds it."""
+        """Guards ``_closing`` with the appends, so that no command is queued after the last look. Reentrant: a dropped
+        stream may be collected, and cancel, while this thread holds it.
+        """
         self._wake = threading.Event()
         self._closing = False
         self._failure: TrothError | None = None
@@ -67,9 +70,7 @@ class EngineThread:
         channel = EventChannel(self._clock)
         if not self._post(lambda: self._loop.add(request, channel)):
             channel.offer(failure_event(self._failure or Cancelled("engine_closed")))
-        return RequestStream(
-            request.request_id, channel, on_cancel=self._cancel, on_room=self._has_room
-        )
+        return RequestStream(request.request_id, channel, on_cancel=self._cancel, on_room=self._has_room)
 
     def status_now(self, timeout_s: float = 5.0) -> EngineStatus:
         """A snapshot, waiting for the step under way.
@@ -107,8 +108,6 @@ class EngineThread:
         """As contracts.ports.EngineClient."""
         await asyncio.to_thread(self.close)
 
-    # -- commands from other threads -------------------------------------------------------------------------------
-
     def _cancel(self, request_id: RequestId, reason: str) -> None:
         self._post(lambda: self._loop.cancel(request_id, reason))
 
@@ -123,8 +122,6 @@ class EngineThread:
             self._commands.append(command)
         self._wake.set()
         return True
-
-    # -- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         next_check = self._clock() + IDLE_CHECK_S

@@ -62,7 +62,9 @@ class EventQueue:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
-    def __len__(self) -> int:
+    @property
+    def num_queued(self) -> int:
+        """Events put and not yet taken."""
         return len(self._events)
 
     def put(self, event: Event) -> None:

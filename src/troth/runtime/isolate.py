@@ -222,7 +222,7 @@ class ProcessEngineClient:
         match decode_to_server(frame):
             case Events(items):
                 for one in items:
-                    if queue := self._queues.get(one.stream):
+                    if (queue := self._queues.get(one.stream)) is not None:
                         queue.put(one.event)
                         if queue.ended:
                             del self._queues[one.stream]

@@ -69,9 +69,7 @@ def admit(request: Request, limits: SchedulerLimits) -> int:
     return request.max_tokens
 
 
-def blocks_at_admission(
-    groups: Sequence[AttentionSpec], num_tokens: int, step_tokens: int
-) -> tuple[int, ...]:
+def blocks_at_admission(groups: Sequence[AttentionSpec], num_tokens: int, step_tokens: int) -> tuple[int, ...]:
     """Blocks each group must be able to give a row so that feeding ``num_tokens`` never waits for one half-way."""
     return tuple(spec.blocks_for(num_tokens, step_tokens) for spec in groups)
 

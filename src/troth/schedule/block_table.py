@@ -1,9 +1,9 @@
 """The blocks of one row in one cache group, in order of position.
 
-    index           0      1      2      3
-    tokens        0..15  16..31 32..47 48..63
-    block id       -1      -1     7      3        window groups give early blocks back; their entries become NO_BLOCK
-                  `--dropped--'  `--live--'
+index           0      1      2      3
+tokens        0..15  16..31 32..47 48..63
+block id       -1      -1     7      3        window groups give early blocks back; their entries become NO_BLOCK
+              `--dropped--'  `--live--'
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class BlockTable:
         return max(0, -(-num_tokens // BLOCK_TOKENS) - len(self.block_ids))
 
     def grow(self, num_tokens: int) -> list[BlockId] | None:
-        """Take what is missing for ``num_tokens``; the new blocks, or None (and no change) when the pool has too few."""
+        """Take what is missing for ``num_tokens``; the new blocks, or None (and no change) when the pool has too
+        few.
+        """
         taken = self._pool.take(self.missing(num_tokens))
         if taken:
             self.block_ids.extend(taken)

@@ -1,7 +1,7 @@
 """Record every call into a scheduler, and prove that the same calls give the same plans.
 
-A trace is JSON lines: one header with the limits, then one line per call with its arguments and, for ``plan``, what came
-back. ``replay`` drives a fresh scheduler through it and stops at the first difference.
+A trace is JSON lines: one header with the limits, then one line per call with its arguments and, for ``plan``, what
+came back. ``replay`` drives a fresh scheduler through it and stops at the first difference.
 """
 
 from __future__ import annotations
@@ -97,14 +97,8 @@ def plan_to_json(plan: StepPlan | None) -> dict[str, Any] | None:
     """A plan as plain JSON values; requests inside admissions are cut to their id."""
     if plan is None:
         return None
-    values: dict[str, Any] = {
-        name: getattr(plan, name)
-        for name in ("step_id", "rows", "request_ids", "starts", "num_new", "num_draft")
-        + ("sample_steps", "token_ids", "releases")
-    }
-    values["admissions"] = [
-        [a.row, a.request.request_id, a.output_ids, a.num_cached_tokens] for a in plan.admissions
-    ]
+    values: dict[str, Any] = {name: getattr(plan, name) for name in _PLAIN_FIELDS}
+    values["admissions"] = [[a.row, a.request.request_id, a.output_ids, a.num_cached_tokens] for a in plan.admissions]
     values["block_updates"] = [[u.row, u.group, u.first_index, u.block_ids] for u in plan.block_updates]
     return values
 
@@ -119,6 +113,10 @@ def _answer_add(scheduler: Scheduler, argument: dict[str, Any]) -> object:
 def _answer_commit(scheduler: Scheduler, argument: dict[str, Any]) -> object:
     return [asdict(outcome) for outcome in scheduler.commit(_result_from_json(argument))]
 
+
+_PLAIN_FIELDS = (
+    "step_id", "rows", "request_ids", "starts", "num_new", "num_draft", "sample_steps", "token_ids", "releases",
+)  # fmt: skip
 
 _ANSWERS: dict[str, Callable[[Scheduler, Any], object]] = {
     "add": _answer_add,

@@ -93,4 +93,3 @@ class RequestState:
 def by_priority_then_arrival(state: RequestState) -> tuple[int, int]:
     """The scheduling policy: the smallest runs first, the largest is preempted first."""
     return (state.request.priority, state.arrival)
-

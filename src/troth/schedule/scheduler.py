@@ -95,8 +95,6 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0
 
-    # -- what a caller may ask -------------------------------------------------------------------------------------
-
     @property
     def num_waiting(self) -> int:
         """Requests without a row."""
@@ -129,8 +127,6 @@ class Scheduler:
     def states(self) -> list[RequestState]:
         """Every request with bookkeeping, settling ones included; read only."""
         return [*self._running, *self._waiting]
-
-    # -- life of a request -----------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> int:
         """Queue a request; return the most tokens it may emit.
@@ -169,8 +165,6 @@ class Scheduler:
         state = self._states.get(request_id)
         if state is not None:
             state.held = held
-
-    # -- the loop --------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
         """Plan the next step, or None when no request can advance before a commit, an arrival or a release.
@@ -234,8 +228,6 @@ class Scheduler:
                 outcomes.append(RowOutcome(state.request_id, failure=message))
         return outcomes
 
-    # -- planning --------------------------------------------------------------------------------------------------
-
     def _plan_decodes(self, plan: StepPlan) -> bool:
         """Feed one token of every row whose gap is one; whether a row was preempted to make room."""
         before = self.num_preemptions
@@ -274,10 +266,10 @@ class Scheduler:
             if state.status is RUNNING:
                 budget -= self._plan_chunk(plan, state, min(budget, widest))
         while admit_waiting and budget > 0 and self._free_rows:
-            state = next((s for s in self._waiting if not s.num_pending and not s.held), None)
-            if state is None or not self._admit(state, plan):
+            first = next((s for s in self._waiting if not s.num_pending and not s.held), None)
+            if first is None or not self._admit(first, plan):
                 return
-            budget -= self._plan_chunk(plan, state, min(budget, widest))
+            budget -= self._plan_chunk(plan, first, min(budget, widest))
 
     def _plan_chunk(self, plan: StepPlan, state: RequestState, width: int) -> int:
         """Feed the row's next chunk of at most ``width`` tokens; how many it got."""
@@ -298,11 +290,7 @@ class Scheduler:
         num_computed = state.num_computed = state.num_computed + num_new
         state.last_step = plan.step_id
         num_output = len(state.token_ids) - state.num_prompt + state.num_pending
-        if (
-            num_computed == state.num_prompt + num_output
-            and num_output < state.max_tokens
-            and state.status is RUNNING
-        ):
+        if num_computed == state.num_prompt + num_output and num_output < state.max_tokens and state.status is RUNNING:
             plan.sample_steps.append(num_output)
             state.num_pending += 1
         else:
@@ -343,8 +331,6 @@ class Scheduler:
                 whole = spec.blocks_for(len(state.token_ids), self.limits.step_tokens)
                 promised += max(0, whole - state.tables[group].num_live)
         return self.pools[group].num_free - promised
-
-    # -- blocks ----------------------------------------------------------------------------------------------------
 
     def _make_room(self, state: RequestState, num_tokens: int, plan: StepPlan) -> bool:
         """Give the row slots for its first ``num_tokens`` tokens, preempting younger rows; False when it must wait.
@@ -389,8 +375,6 @@ class Scheduler:
         state.num_computed = state.num_done = 0
         state.epoch += 1
         insort(self._waiting, state, key=self._order)
-
-    # -- endings ---------------------------------------------------------------------------------------------------
 
     def _take_tokens(self, state: RequestState, token_ids: list[int], outcome: RowOutcome) -> None:
         """Append sampled tokens up to the one that ends the request."""

@@ -59,9 +59,7 @@ def plan_memory(demand: Demand) -> MemoryPlan:
     tokens = demand.max_rows * context
     if _bytes(groups, tokens, demand) > budget:
         tokens = _most_tokens(groups, budget, demand, tokens)
-        decisions.append(
-            f"{tokens} tokens of KV cache shared by {demand.max_rows} rows: {budget} bytes hold no more"
-        )
+        decisions.append(f"{tokens} tokens of KV cache shared by {demand.max_rows} rows: {budget} bytes hold no more")
     else:
         decisions.append(f"{demand.max_rows} rows of {context} tokens: all fit")
     if groups and tokens < context:

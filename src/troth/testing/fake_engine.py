@@ -156,7 +156,7 @@ class FakeEngine:
 
     def _step(self, row: _Row) -> bool:
         """Let a row emit what one step gives; False when its consumer does not keep up."""
-        if len(row.queue) >= _MAX_QUEUED_EVENTS:
+        if row.queue.num_queued >= _MAX_QUEUED_EVENTS:
             row.held_since = row.held_since or time.monotonic()
             if time.monotonic() - row.held_since >= self._consumer_idle_s:
                 self._end(row, Failed(kind="Cancelled", message="the request was cancelled: consumer_idle"))

@@ -1,10 +1,10 @@
-"""The tensors of a GGUF under Hugging Face names, with the rows of llama's query and key projections put back.
+"""The tensors of a GGUF under Hugging Face names, with the rows of llama's queries and keys put back.
 
-Owns what GGUF files do to a checkpoint: names, row order, quantised blocks, norms stored as 1 + weight. The header comes
-from ``artifact/gguf.py``, the tables from ``naming.py``; ``source.py`` is who asks.
+Owns what GGUF files do to a checkpoint: names, row order, quantised blocks, norms stored as 1 + weight. The
+header comes from ``artifact/gguf.py``, the tables from ``naming.py``; ``source.py`` is who asks.
 
-Llama's converter stores the rows of each query and key head in rotary pairs (0, d/2), (1, d/2 + 1) ... of the head's d
-rows, for kernels that rotate neighbours. The models here rotate halves, so rows go back to 0, 1, ... d - 1.
+Llama's converter stores the d rows of each query and key head in rotary pairs: 0, d/2, 1, d/2 + 1 and so on,
+for kernels that rotate neighbours. The models here rotate halves, so rows go back to 0, 1, 2 ... d - 1.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final, NoReturn
 import torch
 from torch import Tensor
 
-from troth.artifact.gguf import GgufHeader, GgufTensor
 from troth.artifact.ggml_types import GgmlType
+from troth.artifact.gguf import GgufHeader, GgufTensor
 from troth.errors import ModelLoadError
 from troth.weights.mapped_file import MappedFile
 from troth.weights.naming import GGUF_NAMING, GgufNaming
@@ -96,9 +96,7 @@ def _naming(header: GgufHeader) -> GgufNaming:
     architecture = header.metadata.get("general.architecture")
     naming = GGUF_NAMING.get(architecture) if isinstance(architecture, str) else None
     if naming is None:
-        raise ModelLoadError(
-            f"GGUF architecture {architecture!r:.40} has no table of names; known are {', '.join(GGUF_NAMING)}",
-            path=str(header.path),
-            field="general.architecture",
-        )
+        known = ", ".join(GGUF_NAMING)
+        message = f"GGUF architecture {architecture!r:.40} has no table of names; known are {known}"
+        raise ModelLoadError(message, path=str(header.path), field="general.architecture")
     return naming

@@ -2,10 +2,10 @@
 
 Owns the map of one file. Refuses to know which tensors there are; the headers of ``artifact/`` say that.
 
-Lifetime: every tensor holds a reference to the map, so the map lives as long as the last of them, also after this
-object is gone; the file itself may be deleted meanwhile, but must not be cut short. The map is copy-on-write: writing
-to a tensor changes this process's pages, never the file. Pages nobody touched cost no memory, and clean ones belong
-to the page cache, shared by all processes that map the file.
+Lifetime: every tensor holds a reference to the map, so the map lives as long as the last of them, also
+after this object is gone; the file itself may be deleted meanwhile, but must not be cut short. The map is
+copy-on-write: writing to a tensor changes this process's pages, never the file. Pages nobody touched cost
+no memory, and clean ones belong to the page cache, shared by all processes that map the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MappedFile:
             self._map = file.map_private()
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The bytes at ``offset`` as a contiguous tensor. A misaligned one is copied, as kernels may not read it."""
+        """The bytes at ``offset`` as a contiguous tensor; a copy when misaligned, as kernels may demand it."""
         count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)

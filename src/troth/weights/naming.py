@@ -1,12 +1,13 @@
 """Where a GGUF keeps what Hugging Face checkpoints call by another name: data, one table per architecture.
 
-Models ask for Hugging Face names; ``gguf.py`` here turns the names of a GGUF into those. Names that no table knows stay
-as they are, so that a tensor nobody expects is found unused by its own name, and ``rope_freqs.weight`` can be asked for.
-Source: the tensor names of llama.cpp's converters and graphs.
+Models ask for Hugging Face names; ``gguf.py`` here turns the names of a GGUF into those. Names that no
+table knows stay as they are, so that a tensor nobody expects is found unused by its own name, and
+``rope_freqs.weight`` can be asked for. Source: the tensor names of llama.cpp's converters and graphs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -31,6 +32,7 @@ _FOUR_NORMS: Final = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_IN_BLOCK: Final = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(\w+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,8 @@ class GgufNaming:
     block: Mapping[str, str]
     """Names after ``blk.N.``: GGUF -> what follows ``model.layers.N.``."""
     interleaved: Mapping[str, str]
-    """Projections whose rows the converter reordered for interleaved rotary pairs -> the key of their head count."""
+    """Projections whose rows the converter reordered for interleaved rotary pairs -> the key of their head
+    count."""
 
     def hugging_face(self, name: str) -> str:
         """The Hugging Face name of a GGUF tensor; the name itself when the tables do not know it."""
@@ -75,7 +78,5 @@ GGUF_NAMING: Final[Mapping[str, GgufNaming]] = {
 
 def _block(stem: str) -> tuple[str, str]:
     """``blk.7.attn_q`` -> ("7", "attn_q"); two empty strings for any other name."""
-    parts = stem.split(".")
-    if len(parts) == 3 and parts[0] == "blk" and parts[1].isdecimal() and parts[1] == str(int(parts[1])):
-        return parts[1], parts[2]
-    return "", ""
+    match = _IN_BLOCK.fullmatch(stem)
+    return (match[1], match[2]) if match else ("", "")

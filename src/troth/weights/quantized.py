@@ -1,8 +1,8 @@
 """Matrices of quantised blocks as they lie in a GGUF, and their reference dequantisation.
 
-Owns the meaning of the bytes only through the gguf package, whose ``gguf.quants`` is the published reference for every
-type; kernels that compute on blocks are ``ops/impl/`` and are compared with this. Legend: O rows (outputs, or tokens of
-an embedding), I values per row (inputs).
+Owns the meaning of the bytes only through the gguf package, whose ``gguf.quants`` is the published
+reference for every type; kernels that compute on blocks are ``ops/impl/`` and are compared with this.
+Legend: O rows (outputs, or tokens of an embedding), I values per row (inputs).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ DEQUANTISABLE: Final = frozenset(
 )
 """Types the gguf package can turn into numbers; a test compares."""
 
-# Values per chunk: float32 output and the reference's integer intermediates stay around 50 MB, however large the matrix.
+# Values per chunk: float32 output and the reference's integer intermediates stay around 50 MB, however
+# large the matrix.
 _CHUNK_VALUES: Final = 2**20
 
 
@@ -62,7 +63,7 @@ class QuantTensor:
         return _dequantize(self.raw, self.ggml_type, self.shape[1], dtype)
 
     def rows(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Some rows: ``index`` int64 [...] gives ``dtype`` [..., I]. Raises IndexError for an index outside 0..O-1."""
+        """Some rows: ``index`` int64 [...] gives ``dtype`` [..., I]. Raises IndexError outside -O..O-1."""
         picked = self.raw[index.reshape(-1)]
         num_values = self.shape[1]
         return _dequantize(picked, self.ggml_type, num_values, dtype).reshape(*index.shape, num_values)

@@ -32,7 +32,8 @@ _DTYPES: Final = {
 
 
 class SafetensorsStore:
-    """A ``weights.source.Store`` over the shards of one model, each mapped once, for as long as its tensors live.
+    """A ``weights.source.Store`` over the shards of one model, each mapped once, for as long as its tensors
+    live.
 
     Raises:
         ModelLoadError: a shard is gone or changed since its header was read.

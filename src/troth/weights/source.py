@@ -1,7 +1,7 @@
 """The one door through which models get their weights, and the proof that all of them were taken.
 
-Owns shapes, presence and use of tensors. Refuses to know how they are stored: ``safetensors.py`` and ``gguf.py`` do, and
-both speak Hugging Face names. Legend: O outputs, I inputs, D width.
+Owns shapes, presence and use of tensors. Refuses to know how they are stored: ``safetensors.py`` and
+``gguf.py`` do, and both speak Hugging Face names. Legend: O outputs, I inputs, D width.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import translate
 from typing import NoReturn, Protocol
 
-import torch
 from torch import Tensor
 
 from troth.artifact.artifact import Artifact
@@ -59,11 +58,13 @@ class Store(Protocol):
 class WeightSource:
     """Hands out the tensors of an artifact by their Hugging Face names and records which were taken.
 
-    Tensors are views of the mapped files wherever the file holds what the model wants; do not write to them. They stay
-    valid after this object is gone. ``shape`` is what the model expects; another one is an error that names both.
+    Tensors are views of the mapped files wherever the file holds what the model wants; do not write to
+    them. They stay valid after this object is gone. ``shape`` is what the model expects; another one is an
+    error that names both.
 
     Raises:
-        ModelLoadError: from every method that hands out a tensor: it is missing, or not of the kind asked for.
+        ModelLoadError: from every method that hands out a tensor: it is missing, or not of the kind asked
+        for.
     """
 
     def __init__(self, artifact: Artifact, progress: Progress | None = None) -> None:
@@ -96,8 +97,8 @@ class WeightSource:
     def norm(self, name: str, *, zero_centred: bool = False, shape: tuple[int] | None = None) -> Tensor:
         """The scale of a norm, float32 [D].
 
-        ``zero_centred`` says that the family computes with 1 + weight (Gemma, Qwen3.5): what comes back includes the 1,
-        whether the file stored weight (safetensors) or 1 + weight (GGUF).
+        ``zero_centred`` says that the family computes with 1 + weight (Gemma, Qwen3.5): what comes back
+        includes the 1, whether the file stored weight (safetensors) or 1 + weight (GGUF).
         """
         value = self._take(name, shape)
         if isinstance(value, QuantTensor) or value.dim() != 1 or not value.is_floating_point():
@@ -108,7 +109,8 @@ class WeightSource:
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Prove that every tensor was taken, but those whose name matches an ``ignored`` pattern (``mtp.*``).
 
-        Patterns are shell-style and case-sensitive, and match a tensor's Hugging Face name or its name in the file.
+        Patterns are shell-style and case-sensitive, and match a tensor's Hugging Face name or its name in
+        the file.
 
         Raises:
             ModelLoadError: tensors are left over; the model would compute without them.
@@ -120,11 +122,9 @@ class WeightSource:
             if name not in self._used and not pattern.match(name) and not pattern.match(tensor.name)
         ]
         if unused:
-            shown = ", ".join(sorted(unused)[:8])
-            raise ModelLoadError(
-                f"{len(unused)} tensors have no place in this model: {shown}{', ...' if len(unused) > 8 else ''}",
-                path=self._store.place,
-            )
+            shown = ", ".join(sorted(unused)[:8]) + (", ..." if len(unused) > 8 else "")
+            message = f"{len(unused)} tensors have no place in this model: {shown}"
+            raise ModelLoadError(message, path=self._store.place)
         if self._progress is not None:
             self._progress(self.total_bytes, self.total_bytes)
 

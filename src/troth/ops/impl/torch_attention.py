@@ -38,9 +38,7 @@ def attention_torch(
     return out_THD
 
 
-def _decode(
-    q_RHD: Tensor, kv: LayerKV, block_table_RB: Tensor, rows: Rows, scale: float, window: int | None
-) -> Tensor:
+def _decode(q_RHD: Tensor, kv: LayerKV, block_table_RB: Tensor, rows: Rows, scale: float, window: int | None) -> Tensor:
     starts = rows.starts[: q_RHD.shape[0]]
     shortest, longest = min(starts) + 1, max(starts) + 1
     first = 0 if window is None else max(0, shortest - window) // BLOCK_TOKENS
@@ -66,9 +64,7 @@ def _decode(
     return _sdpa(q_RHD.unsqueeze(2), k_RKLD, v_RKLD, seen_RL[:, None, None, :], scale).squeeze(2)
 
 
-def _chunk(
-    q_THD: Tensor, kv: LayerKV, table_B: Tensor, start: int, scale: float, window: int | None
-) -> Tensor:
+def _chunk(q_THD: Tensor, kv: LayerKV, table_B: Tensor, start: int, scale: float, window: int | None) -> Tensor:
     length = start + q_THD.shape[0]
     first = 0 if window is None else max(0, start - window + 1) // BLOCK_TOKENS
     table = table_B[first : -(-length // BLOCK_TOKENS)].long()

@@ -19,9 +19,7 @@ def rms_norm_torch(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 @add_rms_norm.provider("torch")
-def add_rms_norm_torch(
-    x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm_torch(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """As ops.add_rms_norm; ``residual`` is overwritten with the sum."""
     total_TD = residual_TD.add_(x_TD)
     return rms_norm_torch(total_TD, weight_D, eps), total_TD

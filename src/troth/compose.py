@@ -1,0 +1,228 @@
+"""Wires the rings: artifact -> text side (no torch) and artifact -> engine (torch, imported inside the functions).
+
+Nothing else in the package imports both ring 2 and ring 3.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from troth.artifact.artifact import Artifact
+from troth.artifact.resolve import resolve as resolve_artifact
+from troth.config.options import EngineOptions, ModelOptions
+from troth.contracts.memory_plan import MemoryPlan
+from troth.contracts.progress import LoadProgress, no_progress
+from troth.errors import ModelLoadError, OptionError
+
+if TYPE_CHECKING:
+    from troth.config.facts import MachineFacts
+    from troth.config.resolve import Resolved
+    from troth.models.registry import Recognised
+    from troth.run.worker import EngineThread
+    from troth.text.chat_template import ChatTemplate
+    from troth.text.defaults import GenerationDefaults
+    from troth.text.prompt import PromptBuilder
+    from troth.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What turns messages into token ids and back; lives in the server's process and in the engine's."""
+
+    artifact: Artifact
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: GenerationDefaults
+
+    def prompts(self, context_tokens: int) -> PromptBuilder:
+        """Builds prompts for an engine with this context."""
+        from troth.text.prompt import PromptBuilder
+
+        return PromptBuilder(self.tokenizer, self.template, context_tokens=context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A model about to be loaded: everything is decided, nothing is read yet."""
+
+    recognised: Recognised
+    resolved: Resolved
+    plan: MemoryPlan
+    name: str
+
+
+def find(options: ModelOptions) -> Artifact:
+    """The artifact an option names; the demo model when it names none. Raises ModelLoadError."""
+    return resolve_artifact(Path(options.model) if options.model else None)
+
+
+def load_text(artifact: Artifact, options: ModelOptions) -> TextSide:
+    """Tokenizer, chat template and generation defaults of an artifact. Raises ModelLoadError."""
+    from troth.text.chat_template import ChatTemplate
+    from troth.text.defaults import GenerationDefaults
+    from troth.text.tokenizer import Tokenizer
+
+    if artifact.gguf is not None:
+        tokenizer = Tokenizer.from_gguf(artifact.gguf.metadata, str(artifact.gguf.path))
+    else:
+        tokenizer = Tokenizer.from_folder(artifact.root)
+    source = artifact.chat_template.source if artifact.chat_template else None
+    if options.chat_template is not None:
+        try:
+            source = Path(options.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"chat template {options.chat_template!r} cannot be read: {error}") from error
+    template = ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token) if source else None
+    return TextSide(artifact, tokenizer, template, GenerationDefaults.from_config(artifact.generation_config))
+
+
+def machine_facts() -> MachineFacts:
+    """Cores, memory and CUDA devices of this machine."""
+    import torch
+
+    from troth.config.facts import GpuFacts, read_facts
+
+    gpus = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        gpus.append(GpuFacts(index=index, name=name, total_bytes=total, free_bytes=free))
+    return read_facts(tuple(gpus))
+
+
+def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Planned:
+    """Decide device, numbers, pools and context from headers alone.
+
+    Raises:
+        ModelLoadError: the architecture or its config is not supported.
+        OptionError: an option cannot be honoured.
+    """
+    from troth.config.resolve import ELEMENT_BYTES, resolve
+    from troth.models.registry import recognise
+    from troth.schedule.sizing import Demand, plan_memory
+
+    recognised = recognise(artifact)
+    resolved = resolve(model, engine, machine_facts())
+    config = recognised.config
+    element = ELEMENT_BYTES[resolved.dtype]
+    activations = resolved.step_tokens * (6 * config.hidden_size + 3 * config.intermediate_size) * element
+    logits = 3 * max(resolved.max_rows, 64) * config.vocab_size * 4
+    memory = plan_memory(
+        Demand(
+            device=resolved.device,
+            dtype=resolved.dtype,
+            specs=config.cache_specs(ELEMENT_BYTES[resolved.kv_dtype]),
+            weights_bytes=_num_parameters(artifact) * element,
+            transient_bytes=activations + logits,
+            reserve_bytes=resolved.reserve_bytes,
+            usable_bytes=resolved.usable_bytes,
+            declared_context_tokens=config.max_position_embeddings,
+            wanted_context_tokens=model.context_tokens,
+            max_rows=resolved.max_rows,
+            step_tokens=resolved.step_tokens,
+            kv_memory_bytes=engine.kv_memory_bytes,
+        )
+    )
+    return Planned(recognised, resolved, memory, model.name or artifact.name)
+
+
+def start_engine(
+    planned: Planned, text: TextSide, options: EngineOptions, progress: LoadProgress = no_progress
+) -> EngineThread:
+    """Load the weights, build the caches and start the engine's thread.
+
+    Raises:
+        ModelLoadError: the plan does not fit, or the weights are not what the config says.
+        OutOfMemory: the device had less room than it said.
+        OptionError: an op provider asked for cannot run here.
+    """
+    import torch
+
+    from troth.cache.storage import CacheStorage
+    from troth.contracts.cache_spec import attention_groups
+    from troth.contracts.ports import EngineInfo
+    from troth.models.family import Placement
+    from troth.ops import registry
+    from troth.run.batch import BatchBuilder
+    from troth.run.engine import EngineLoop
+    from troth.run.runner import ModelRunner
+    from troth.run.worker import EngineThread
+    from troth.schedule.admission import SchedulerLimits
+    from troth.schedule.scheduler import Scheduler
+
+    memory, resolved = planned.plan, planned.resolved
+    require_fit(planned)
+    started = time.monotonic()
+    if resolved.is_cpu:
+        torch.set_num_threads(resolved.num_threads)
+    registry.activate(options.providers)
+    device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
+    place = Placement(device=device, dtype=dtype, context_tokens=memory.context_tokens)
+    model = planned.recognised.load(place, lambda done, total: progress("reading weights", done, total))
+    kv_dtype = getattr(torch, resolved.kv_dtype)
+    specs = model.config.cache_specs(kv_dtype.itemsize)
+    groups = attention_groups(specs)
+    num_blocks = tuple(group.num_blocks for group in memory.groups)
+    cache = CacheStorage(specs, num_blocks, memory.max_rows, dtype=kv_dtype, device=device)
+    runner = ModelRunner(model, cache, BatchBuilder(groups, memory.max_rows, memory.context_tokens, device))
+    limits = SchedulerLimits(
+        groups=groups,
+        num_blocks=num_blocks,
+        max_rows=memory.max_rows,
+        max_waiting=options.max_waiting,
+        chunk_tokens=resolved.chunk_tokens,
+        step_tokens=resolved.step_tokens,
+        context_tokens=memory.context_tokens,
+    )
+    loop = EngineLoop(
+        Scheduler(limits),
+        runner,
+        text.tokenizer,
+        clock=time.monotonic,
+        consumer_idle_s=options.consumer_idle_s,
+    )
+    info = EngineInfo(
+        model=planned.name,
+        family=planned.recognised.family,
+        context_tokens=limits.largest_request,
+        max_rows=memory.max_rows,
+        vocab_size=model.config.vocab_size,
+        max_waiting=options.max_waiting,
+        device=resolved.device,
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
+        pipeline_depth=0,
+        plan=memory,
+        load_s=time.monotonic() - started,
+    )
+    return EngineThread(loop, info, clock=time.monotonic, downgrades=registry.fallbacks)
+
+
+def require_fit(planned: Planned) -> None:
+    """Refuse a plan that does not fit, with the numbers and what to change.
+
+    Raises:
+        ModelLoadError: naming bytes wanted and usable.
+    """
+    memory = planned.plan
+    if memory.fits:
+        return
+    raise ModelLoadError(
+        f"does not fit: {memory.total_bytes} bytes wanted (weights {memory.weights_bytes}, cache {memory.kv_bytes}, "
+        f"state {memory.state_bytes}, workspace {memory.transient_bytes}, reserve {memory.reserve_bytes}), "
+        f"{memory.usable_bytes} usable on {memory.device}. Free memory, or lower max_rows, the context "
+        "(--context) or the cache format (--kv-dtype).",
+        path=str(planned.recognised.artifact.root),
+    )
+
+
+def _num_parameters(artifact: Artifact) -> int:
+    """Numbers in all tensors of an artifact."""
+    if artifact.gguf is not None:
+        return sum(prod(tensor.shape) for tensor in artifact.gguf.tensors.values())
+    assert artifact.safetensors is not None, artifact.kind
+    return sum(prod(tensor.shape) for shard in artifact.safetensors.shards for tensor in shard.tensors.values())

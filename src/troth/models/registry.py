@@ -1,0 +1,77 @@
+"""Which family file serves which ``model_type`` or GGUF architecture, and how an artifact becomes a model."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from troth.artifact.artifact import Artifact
+from troth.errors import ModelLoadError
+from troth.models.family import FamilyConfig, Model, Placement
+from troth.weights.source import Progress, WeightSource
+
+FAMILIES: Final[Mapping[str, str]] = {
+    "llama": "llama",
+    "mistral": "llama",
+}
+"""Hugging Face ``model_type`` -> module in this package."""
+
+GGUF_FAMILIES: Final[Mapping[str, str]] = {
+    "llama": "llama",
+}
+"""GGUF ``general.architecture`` -> module in this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """An artifact whose family is known and whose config was read. Nothing is loaded yet."""
+
+    artifact: Artifact
+    family: str
+    config: FamilyConfig
+    module: ModuleType
+
+    def load(self, place: Placement, progress: Progress | None = None) -> Model:
+        """Build the model; every tensor of the artifact is used or ignored on purpose.
+
+        Raises:
+            ModelLoadError: a tensor is missing, left over or has another shape.
+        """
+        source = WeightSource(self.artifact, progress)
+        model: Model = self.module.Model(self.config, source, place)
+        source.finish(self.module.IGNORED)
+        return model
+
+
+def recognise(artifact: Artifact) -> Recognised:
+    """Find the family of an artifact and read its config.
+
+    Raises:
+        ModelLoadError: no family here computes this architecture, or its config has what the family does not know.
+    """
+    if artifact.gguf is not None:
+        metadata = artifact.gguf.metadata
+        name = str(metadata.get("general.architecture", ""))
+        module = _module(name, GGUF_FAMILIES, str(artifact.gguf.path), "general.architecture")
+        prefix = f"{name}."
+        values: dict[str, Any] = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        if "vocab_size" not in values and isinstance(tokens, list):
+            values["vocab_size"] = len(tokens)
+        return Recognised(artifact, name, module.Config.from_gguf(values, str(artifact.gguf.path)), module)
+    path = str(artifact.root / "config.json")
+    name = str(artifact.config.get("model_type", ""))
+    module = _module(name, FAMILIES, path, "model_type")
+    return Recognised(artifact, name, module.Config.from_hf(artifact.config, path), module)
+
+
+def _module(name: str, table: Mapping[str, str], path: str, field: str) -> ModuleType:
+    if name not in table:
+        known = ", ".join(sorted(table))
+        raise ModelLoadError(
+            f"{name!r} is not an architecture Troth computes; it computes {known}", path=path, field=field
+        )
+    return importlib.import_module(f"troth.models.{table[name]}")

@@ -1,0 +1,121 @@
+"""What the server needs to know about one model: an engine handle, how prompts are built, and generation
+defaults.
+
+Refuses to know how any of them is made; ``text/`` and ``compose.py`` provide the real ones, ``testing/`` the
+fakes. Read next: ``openai_chat.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from troth.contracts.ports import EngineClient
+from troth.contracts.sampling import SamplingParams
+from troth.errors import RequestError, UnknownModel
+
+_SHOWN: Final = 80
+"""Characters of an unknown model's name that an error repeats."""
+
+
+class Prompt(Protocol):
+    """A prompt ready for an engine."""
+
+    @property
+    def text(self) -> str:
+        """What was tokenised."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Token ids."""
+
+    @property
+    def boundary(self) -> int | None:
+        """Tokens before the generation prompt."""
+
+
+class Prompts(Protocol):
+    """Builds prompts. Pure and safe to call from several threads: long prompts are built off the event loop.
+
+    Every method raises RequestError, and ContextExceeded for what can never fit.
+    """
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final: bool = False,
+    ) -> Prompt:
+        """Render a conversation; ``continue_final`` leaves the last message open."""
+
+    def completion(self, text: str) -> Prompt:
+        """Tokenise plain text."""
+
+    def token_ids(self, ids: Sequence[int]) -> Prompt:
+        """Take token ids as they are."""
+
+
+class Tokenizer(Protocol):
+    """Token ids and their text."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end an answer."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One model under the name clients ask for."""
+
+    name: str
+    client: EngineClient
+    prompts: Prompts
+    tokenizer: Tokenizer
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    """Sampling values of requests that do not say otherwise."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix time in seconds."""
+
+
+class ModelList:
+    """The models of a server, by name and by alias.
+
+    Args:
+        models: the first one serves requests that name none, if it is the only one.
+        aliases: (requested name, served name) pairs.
+    """
+
+    def __init__(self, models: Iterable[ServedModel], aliases: Iterable[tuple[str, str]] = ()) -> None:
+        self._models = {model.name: model for model in models}
+        self._aliases = dict(aliases)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model a request means. Raises UnknownModel, and RequestError when it must name one and does not."""
+        if name is None:
+            if len(self._models) == 1:
+                return next(iter(self._models.values()))
+            raise RequestError(
+                f"model is required; served: {', '.join(self._models)}",
+                param="model",
+                code="missing_required_parameter",
+            )
+        model = self._models.get(self._aliases.get(name, name))
+        if model is None:
+            raise UnknownModel(name[:_SHOWN], tuple(self._models))
+        return model

@@ -1,0 +1,160 @@
+"""POST /v1/chat/completions: its body, and its answer whole and streamed.
+
+Refuses to know how the answer is fetched (``generation.py``) and how messages become tokens (``text/``). Format: the public
+OpenAI API reference, chat completions. Read next: ``reply.py``, ``messages.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from troth.contracts.events import Completed, Segment
+from troth.contracts.sampling import MAX_TOP_LOGPROBS
+from troth.errors import RequestError, StreamProtocol
+from troth.serve.fields import Fields
+from troth.serve.logprobs import chat_entries
+from troth.serve.messages import read_messages
+from troth.serve.model import ModelList, ServedModel, Tokenizer
+from troth.serve.reply import Answer, Generation, RecordHead, encode, engine_requests
+from troth.serve.sampling import read_wishes
+
+_CHUNK: Final = "chat.completion.chunk"
+_HINTS: Final = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+)
+"""Known fields without effect on the answer."""
+_NO_TOOLS: Final = "this server calls no tools yet"
+_DELTA_FIELD: Final = {"text": "content", "reasoning": "reasoning_content"}
+
+
+def read_chat(fields: Fields, models: ModelList) -> Generation:
+    """Build the generation of one body. Raises RequestError, ContextExceeded, UnknownModel, NotReady."""
+    model = models.find(fields.text("model"))
+    info = model.client.info
+    _refuse_unsupported(fields)
+    messages, continue_final = read_messages(fields)
+    variables = fields.object("chat_template_kwargs")
+    wishes = read_wishes(fields, model)
+    num_top = _logprobs(fields)
+    wishes = replace(wishes, sampling=replace(wishes.sampling, logprobs=num_top))
+    head = RecordHead("chatcmpl", model)
+    prompt = model.prompts.chat(
+        messages, variables=dict(variables.items()) if variables else None, continue_final=continue_final
+    )
+    requests = engine_requests(head.generation_id, [prompt], wishes, model, info)
+    reply = ChatReply(head, len(requests), model, with_logprobs=num_top is not None)
+    return Generation(
+        model=model, requests=requests, wishes=wishes, reply=reply, ignored=tuple(fields.unknown())
+    )
+
+
+class ChatReply:
+    """Writes chat completions and their chunks."""
+
+    def __init__(
+        self, head: RecordHead, num_choices: int, model: ServedModel, *, with_logprobs: bool
+    ) -> None:
+        self._head = head
+        self._tokenizer: Tokenizer = model.tokenizer
+        self._with_logprobs = with_logprobs
+        # One record per token and stream: everything but the text is made once.
+        self._starts = [
+            {
+                kind: head.choice_start(_CHUNK, choice) + b'"delta":{"%b":' % field.encode()
+                for kind, field in _DELTA_FIELD.items()
+            }
+            for choice in range(num_choices)
+        ]
+
+    def opening(self) -> bytes:
+        """The role of every choice."""
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(
+            self._head.record(_CHUNK, {"choices": [_choice(choice, delta=delta)]})
+            for choice in range(len(self._starts))
+        )
+
+    def segment(self, choice: int, segment: Segment) -> bytes:
+        """One delta."""
+        start = self._starts[choice].get(segment.kind)
+        if start is None:
+            raise StreamProtocol(f"a {segment.kind} segment in an answer without tools")
+        if self._with_logprobs and segment.tokens:
+            logprobs = encode({"content": chat_entries(segment.tokens, self._tokenizer), "refusal": None})
+            return b'%b%b},"logprobs":%b,"finish_reason":null}]}\n\n' % (
+                start,
+                encode(segment.text),
+                logprobs,
+            )
+        if not segment.text:
+            return b""
+        return b'%b%b},"logprobs":null,"finish_reason":null}]}\n\n' % (start, encode(segment.text))
+
+    def closing(self, choice: int, completed: Completed, extension: dict[str, Any]) -> bytes:
+        """The finish reason, and what repeats the run."""
+        ended = _choice(choice, delta={}, finish_reason=completed.finish_reason)
+        return self._head.record(_CHUNK, {"choices": [ended], "troth": extension})
+
+    def notice(self, extension: dict[str, Any]) -> bytes:
+        """Progress before the first token."""
+        return self._head.record(_CHUNK, {"choices": [], "troth": extension})
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The usage record."""
+        return self._head.record(_CHUNK, {"choices": [], "usage": usage})
+
+    def whole(self, answers: Sequence[Answer], usage: dict[str, Any], extension: dict[str, Any]) -> bytes:
+        """The chat completion object."""
+        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
+        fields = self._head.fields("chat.completion")
+        return encode({**fields, "choices": choices, "usage": usage, "troth": extension})
+
+    def _whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text("text"), "refusal": None}
+        if reasoning := answer.text("reasoning"):
+            message["reasoning_content"] = reasoning
+        logprobs = None
+        if self._with_logprobs:
+            logprobs = {"content": chat_entries(answer.tokens, self._tokenizer), "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": answer.completed.finish_reason,
+        }
+
+
+def _choice(index: int, *, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _logprobs(fields: Fields) -> int | None:
+    wanted = fields.flag("logprobs")
+    num_top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if num_top is not None and not wanted:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    return (num_top or 0) if wanted else None
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    fields.refuse("tools", _NO_TOOLS)
+    fields.refuse("functions", _NO_TOOLS)
+    fields.refuse("tool_choice", _NO_TOOLS, unless=("none", "auto"))
+    fields.refuse("function_call", _NO_TOOLS, unless=("none", "auto"))
+    fields.refuse("response_format", "only plain text is generated", unless=({"type": "text"},))
+    fields.refuse("modalities", "only text is generated", unless=(["text"],))
+    fields.refuse("audio", "this server hears and speaks no audio")
+    fields.refuse("prediction", "predicted outputs are not used")
+    fields.refuse("web_search_options", "this server does not search the web")
+    fields.refuse("reasoning_effort", "set the template's own switch in chat_template_kwargs")
+    fields.refuse("verbosity", "there is no such setting")
+    fields.tolerate(*_HINTS)

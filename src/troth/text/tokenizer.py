@@ -1,0 +1,203 @@
+"""Owns text -> ids and ids -> text for one model.
+
+Knows no chat template, no request and no file format; the merge work is the ``tokenizers`` library's.
+Read next: ``tokenizer_json.py`` and ``gguf_tokenizer.py`` (build it), ``detokenize.py`` (the same decoding, streamed).
+"""
+
+from __future__ import annotations
+
+import threading
+import unicodedata
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from troth.errors import RequestError
+from troth.text.vocabulary import WORD_MARK, Vocabulary, longest
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Encoding
+    from tokenizers import Tokenizer as Encoder
+
+# Every byte that valid UTF-8 can hold, runs and edges of white space, both cases, a decomposed accent.
+_PROBE: Final = (
+    "  "
+    + "".join(map(chr, range(0xC0)))
+    + "".join(map(chr, range(0xC5, 0x800, 0x40)))
+    + "".join(map(chr, (0x905, *range(0x1000, 0xD000, 0x1000), 0xD55C, 0xE000, 0xFFFD)))
+    + "".join(map(chr, (0x10400, 0x40000, 0x80000, 0xC0000, 0x100000)))
+    + "e\u0301 a  b   c\n\n\t\t A \n "
+)
+# Canonical composition shrinks text at most threefold (Hangul: three jamo of three bytes become one syllable).
+_NFC_SHRINK: Final = 3
+
+
+def require_unicode(text: str, param: str) -> None:
+    """Raise RequestError naming ``param`` when ``text`` holds half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{param} is not valid Unicode text: character {error.start} is half of a surrogate pair "
+            f"(U+{ord(text[error.start]):04X}); send the pair or U+FFFD",
+            param=param,
+        ) from None
+
+
+class Tokenizer:
+    """Text to ids and back. Safe to use from several threads at once.
+
+    Decoding is by bytes: the bytes of all ids are joined and read as UTF-8, and what is not UTF-8 becomes U+FFFD. So
+    a streamed decode equals the whole one whatever the ids (``detokenize.py``), and an id of the model that has no
+    token decodes to nothing.
+    """
+
+    def __init__(self, encoder: Encoder, vocabulary: Vocabulary) -> None:
+        encoder.no_truncation()  # a file may ask for it; a prompt is never cut silently
+        encoder.no_padding()
+        self._encoder = encoder
+        self._vocabulary = vocabulary
+        self._plain: Encoder | None = None
+        self._plain_lock = threading.Lock()
+        added: dict[int, AddedToken] = dict(encoder.get_added_tokens_decoder())
+        self._takes_space = any(token.lstrip or token.rstrip for token in added.values())
+        self._cut_ids = _cut_ids(added)
+        self._control_ids = vocabulary.special_ids - {vocabulary.unknown_id}
+        self.vocab_size: Final = len(vocabulary.token_bytes)
+        """Ids below this may have a token."""
+        self.max_token_bytes: Final = longest(vocabulary.token_bytes)
+        self.bos_id: Final = vocabulary.bos_id
+        self.eos_ids: Final = vocabulary.eos_ids
+        self.bos_token: Final = vocabulary.text_of(vocabulary.bos_id)
+        self.eos_token: Final = vocabulary.text_of(vocabulary.eos_id)
+        self.drops_first_space: Final = vocabulary.drops_first_space
+        self.add_bos: Final = self.bos_id is not None and encoder.encode("").ids[:1] == [self.bos_id]
+        """Whether the model's own rule puts ``bos_id`` before a text."""
+        single = {token[0] for token in vocabulary.token_bytes if len(token) == 1}
+        self._lost_bytes = bytes(byte for byte in range(256) if byte not in single)
+        self._shrink = self._bytes_per_kept_byte()
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """The ids of ``text``.
+
+        Args:
+            text: Any Unicode text; NUL is a character like others.
+            add_special: Put the tokens around it that the model's own rule asks for (BOS, for some EOS).
+            parse_special: Read the text of a control token as that token. False: it is spelled in ordinary tokens.
+                Tokens that are added but not control tokens (``<think>`` of some families) are read either way.
+            param: Name of the request field, for errors.
+
+        Raises:
+            RequestError: half a surrogate pair, or a control token that this vocabulary spells as itself.
+        """
+        require_unicode(text, param)
+        if parse_special:
+            return list(self._encoder.encode(text, add_special_tokens=add_special).ids)
+        encoding = self._plain_encoder().encode(text, add_special_tokens=add_special)
+        ids = list(encoding.ids)
+        for token_id, around in zip(ids, encoding.special_tokens_mask, strict=True):
+            if token_id in self._control_ids and not around:
+                raise RequestError(
+                    f"{param} spells the control token {self._vocabulary.text_of(token_id)!r} out of ordinary text, "
+                    "and this model's vocabulary cannot write it otherwise; change that text",
+                    param=param,
+                )
+        return ids
+
+    def encode_split(self, text: str, cut: int, *, param: str = "prompt") -> tuple[list[int], int | None]:
+        """The ids of ``text`` without added specials, and how many of them are exactly those of ``text[:cut]``.
+
+        The number is None when an added token does not begin at character ``cut``: then only encoding ``text[:cut]``
+        by itself can tell. Where one does, it can be read off, because text is cut at added tokens before anything
+        else happens to it, and a cut at the end of the left part cannot change which of them match before it.
+        """
+        require_unicode(text, param)
+        encoding: Encoding = self._encoder.encode(text, add_special_tokens=False)
+        ids = list(encoding.ids)
+        index = encoding.char_to_token(cut)
+        if index is None:
+            return ids, None
+        span = encoding.token_to_chars(index)
+        exact = ids[index] in self._cut_ids and span is not None and span[0] == cut
+        return ids, index if exact else None
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str:
+        """The text of ``ids``.
+
+        Args:
+            ids: Token ids; those without a token stand for nothing.
+            skip_special: Leave control tokens out.
+            at_start: The text begins here. False: it continues a text, so a space before its first word is kept.
+        """
+        data = b"".join(self.shown_bytes(token_id, skip_special) for token_id in ids)
+        text = data.decode("utf-8", "replace")
+        return text[1:] if at_start and self.drops_first_space and text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes ``token_id`` stands for; a control token its own text; none for an id without a token."""
+        return self._vocabulary.token_bytes[token_id] if 0 <= token_id < self.vocab_size else b""
+
+    def shown_bytes(self, token_id: int, skip_special: bool) -> bytes:
+        """The bytes a reader sees of ``token_id``: none of a control token that is skipped."""
+        return b"" if skip_special and self.is_special(token_id) else self.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether ``token_id`` is a control token."""
+        return token_id in self._vocabulary.special_ids
+
+    def min_num_tokens(self, text: str, *, param: str = "prompt") -> int:
+        """A lower bound on ``len(encode(text))`` that costs one pass over the bytes. 0 where none is known.
+
+        Raises:
+            RequestError: half a surrogate pair.
+        """
+        require_unicode(text, param)
+        if self._shrink == 0:
+            return 0
+        counted = text.replace(WORD_MARK, " ")  # three bytes of text, but a space once inside a token
+        if self._takes_space:
+            counted = "".join(counted.split())
+        return -(-len(self._kept(counted)) // (self.max_token_bytes * self._shrink))
+
+    def _kept(self, text: str) -> bytes:
+        """The bytes of ``text`` without those this vocabulary has no token for; some lack rare control characters."""
+        return text.encode().translate(None, self._lost_bytes)
+
+    def _bytes_per_kept_byte(self) -> int:
+        """Most bytes of a text that one byte of its tokens can stand for; 0 when text may vanish. Found by trying."""
+        back = b"".join(map(self.token_bytes, self.encode(_PROBE, add_special=False)))
+        back = back[1:] if self.drops_first_space else back
+        if back == self._kept(_PROBE):
+            return 1
+        return _NFC_SHRINK if back == self._kept(unicodedata.normalize("NFC", _PROBE)) else 0
+
+    def _plain_encoder(self) -> Encoder:
+        """The encoder that does not see control tokens. It shares the merges, so it costs next to nothing."""
+        with self._plain_lock:
+            if self._plain is None:
+                self._plain = _without_control_tokens(self._encoder)
+            return self._plain
+
+
+def _cut_ids(added: Mapping[int, AddedToken]) -> frozenset[int]:
+    """The added tokens at which a text can be cut without looking at what stands before them."""
+    if any(token.single_word for token in added.values()):
+        return frozenset()  # whether such a token matches depends on the character after it
+    return frozenset(i for i, token in added.items() if not (token.normalized or token.lstrip))
+
+
+def _without_control_tokens(encoder: Encoder) -> Encoder:
+    from tokenizers import Tokenizer as Encoder
+
+    plain = Encoder(encoder.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(encoder, part)) is not None:
+            setattr(plain, part, value)
+    # All of them, in order of their ids: an added token outside the model's own vocabulary gets the next free id.
+    tokens = sorted(encoder.get_added_tokens_decoder().items())
+    for special, run in groupby((token for _, token in tokens), key=lambda token: token.special):
+        (plain.add_special_tokens if special else plain.add_tokens)(list(run))
+    plain.encode_special_tokens = True
+    return plain
