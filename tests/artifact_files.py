@@ -57,9 +57,7 @@ def gguf_value(value_type: int, value: Any) -> bytes:
         return gguf_string(value)
     if value_type == ARRAY:
         item_type, items = value
-        return struct.pack("<IQ", item_type, len(items)) + b"".join(
-            gguf_value(item_type, item) for item in items
-        )
+        return struct.pack("<IQ", item_type, len(items)) + b"".join(gguf_value(item_type, item) for item in items)
     code = NUMBER_CODES.get(value_type)
     return b"" if code is None else struct.pack("<" + code, value)
 
@@ -94,9 +92,7 @@ def gguf_bytes(
     return header + bytes(-len(header) % alignment) + data
 
 
-def safetensors_bytes(
-    header: Mapping[str, Any] | bytes, data: bytes = b"", *, length: int | None = None
-) -> bytes:
+def safetensors_bytes(header: Mapping[str, Any] | bytes, data: bytes = b"", *, length: int | None = None) -> bytes:
     """A safetensors file; a ``length`` other than the true one makes a lying header."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + data

@@ -50,8 +50,7 @@ def compare_headers(path: Path, reader: gguf.GGUFReader) -> None:
         assert header.metadata[name] == field.contents(), name
     assert header.data_offset == reader.data_offset
     assert [(t.name, t.shape, int(t.ggml_type), t.offset, t.num_bytes) for t in header.tensors.values()] == [
-        (t.name, tuple(t.shape.tolist()[::-1]), int(t.tensor_type), t.data_offset, t.n_bytes)
-        for t in reader.tensors
+        (t.name, tuple(t.shape.tolist()[::-1]), int(t.tensor_type), t.data_offset, t.n_bytes) for t in reader.tensors
     ]
 
 

@@ -71,9 +71,7 @@ def test_dequantize_of_quantised_numbers_is_close_to_them() -> None:
     assert (quant_tensor(GgmlType.Q8_0).dequantize() - torch.from_numpy(values)).abs().max() < 0.02
 
 
-@pytest.mark.parametrize(
-    "ggml_type", [GgmlType.F16, GgmlType.Q4_1, GgmlType.Q6_K], ids=lambda kind: kind.name
-)
+@pytest.mark.parametrize("ggml_type", [GgmlType.F16, GgmlType.Q4_1, GgmlType.Q6_K], ids=lambda kind: kind.name)
 def test_rows_equal_the_same_rows_of_the_whole_matrix(ggml_type: GgmlType) -> None:
     weight = quant_tensor(ggml_type)
     index = torch.tensor([[36, 0, 5], [5, 5, 17]])

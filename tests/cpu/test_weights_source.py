@@ -102,9 +102,7 @@ def test_source_keeps_the_dtype_of_safetensors(tmp_path: Path, dtype: str) -> No
 
 
 @pytest.mark.parametrize("dtype", ["F64", "BOOL", "C64", "F8_E8M0", "F4"])
-def test_source_refuses_dtypes_nothing_computes_with_when_they_are_asked_for(
-    tmp_path: Path, dtype: str
-) -> None:
+def test_source_refuses_dtypes_nothing_computes_with_when_they_are_asked_for(tmp_path: Path, dtype: str) -> None:
     num_bytes = DTYPE_BITS[dtype] * 2 // 8
     weights = safetensors_bytes({"a": tensor_entry(dtype, [2], 0, num_bytes)}, bytes(num_bytes))
     source = WeightSource(resolve(write_folder(tmp_path, {"config.json": {}, "model.safetensors": weights})))
@@ -291,9 +289,7 @@ def test_source_leaves_the_rows_of_other_architectures_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("num_heads", [(5, 2), (0, 2), (24, 24)])
-def test_source_refuses_llama_heads_that_do_not_divide_the_rows(
-    tmp_path: Path, num_heads: tuple[int, int]
-) -> None:
+def test_source_refuses_llama_heads_that_do_not_divide_the_rows(tmp_path: Path, num_heads: tuple[int, int]) -> None:
     path = gguf_file(tmp_path, {"blk.0.attn_q.weight": numbers(24, 32)}, "llama", num_heads)
     error = refusal(WeightSource(resolve(path)).linear, Q_NAME)
     assert error.field == "blk.0.attn_q.weight"

@@ -96,11 +96,7 @@ def test_read_json_object_refuses_a_file_above_its_limit(tmp_path: Path) -> None
 
 
 @settings(max_examples=100, deadline=None, database=None)
-@given(
-    raw=st.one_of(
-        st.binary(max_size=40), st.text(alphabet='{}[]:,"\\ 019.eE-+nulltruefsNaInfity', max_size=60)
-    )
-)
+@given(raw=st.one_of(st.binary(max_size=40), st.text(alphabet='{}[]:,"\\ 019.eE-+nulltruefsNaInfity', max_size=60)))
 def test_parse_json_object_returns_an_object_or_raises_model_load_error(raw: bytes | str) -> None:
     data = raw.encode() if isinstance(raw, str) else raw
     try:

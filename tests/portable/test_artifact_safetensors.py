@@ -118,17 +118,13 @@ def one(entry: Any, data: bytes = bytes(16)) -> bytes:
         (one(tensor_entry("F32", [5], 0, 20)), "header", "file ends"),
         (one(tensor_entry("F32", [3], 0, 12)), "header", "goes on"),
         (
-            safetensors_bytes(
-                {"t": tensor_entry("U8", [9], 0, 9), "u": tensor_entry("U8", [8], 8, 16)}, bytes(16)
-            ),
+            safetensors_bytes({"t": tensor_entry("U8", [9], 0, 9), "u": tensor_entry("U8", [8], 8, 16)}, bytes(16)),
             "u",
             "overlaps",
         ),
     ],
 )
-def test_read_shard_names_the_field_of_a_broken_file(
-    tmp_path: Path, data: bytes, field: str, words: str
-) -> None:
+def test_read_shard_names_the_field_of_a_broken_file(tmp_path: Path, data: bytes, field: str, words: str) -> None:
     path = write(tmp_path, data)
     error = refusal(lambda: read_shard(path))
     assert (error.path, error.field) == (str(path), field)
@@ -216,9 +212,7 @@ def test_read_safetensors_refuses_an_index_that_disagrees_with_its_shards(
     assert error.path.startswith(str(root))
 
 
-def test_read_safetensors_refuses_more_shards_than_its_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_safetensors_refuses_more_shards_than_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_folder(tmp_path, sharded())
     monkeypatch.setattr(safetensors, "MAX_SHARDS", 1)
     assert "names 2 files" in str(refusal(lambda: read_safetensors(root, at(root))))

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from troth.artifact.chat_template import ChatTemplate
 from troth.artifact.gguf import GgufHeader
 from troth.artifact.json_file import JsonObject
 from troth.artifact.regular_file import FileStamp, RegularFile
 from troth.artifact.safetensors import SafetensorsHeaders
+from troth.artifact.template_source import TemplateSource
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -52,7 +52,7 @@ class Artifact:
     """generation_config.json as it is; empty when there is none."""
     tokenizer_files: Mapping[str, Path]
     """File name (tokenizer.json, merges.txt ...) -> where it lies; empty for a GGUF."""
-    chat_template: ChatTemplate | None
+    chat_template: TemplateSource | None
     gguf: GgufHeader | None
     """Set when ``kind`` is gguf."""
     safetensors: SafetensorsHeaders | None
@@ -82,8 +82,10 @@ class Artifact:
         for file in self.files:
             stamp = file.stamp
             digest.update(f"{file.name}\0{stamp.size_bytes} {stamp.mtime_ns} {stamp.inode}\n".encode())
-        for header in (self.gguf,) if self.gguf else self.safetensors.shards if self.safetensors else ():
-            digest.update(header.sha256.encode())
+        if self.gguf is not None:
+            digest.update(self.gguf.sha256.encode())
+        for shard in self.safetensors.shards if self.safetensors is not None else ():
+            digest.update(shard.sha256.encode())
         return digest.hexdigest()
 
     def digest(self, progress: Progress | None = None) -> str:

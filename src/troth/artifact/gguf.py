@@ -14,7 +14,6 @@ Format: the GGUF specification of ggml (docs/gguf.md), versions 2 and 3.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import struct
 from collections.abc import Iterable, Mapping
@@ -40,6 +39,7 @@ MAX_ARRAY_VALUES: Final = 4 * 2**20
 MAX_KEYS: Final = 2**16
 MAX_TENSORS: Final = 2**17
 MAX_NAME_BYTES: Final = 2**16 - 1
+_FIRST_PIECE_BYTES: Final = 2**20
 
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -93,20 +93,25 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufHeader:
             ``field`` names the key or tensor where reading stopped.
     """
     resolved = Path(os.path.realpath(path))
-    with RegularFile(resolved) as file, file.map() as data:
-        return _HeaderReader(resolved, data, file.stamp).read()
+    with RegularFile(resolved) as file:
+        return _HeaderReader(file).read()
 
 
 class _HeaderReader:
-    """A position moving once over the mapped header."""
+    """A position moving once over the header, which is read in growing pieces.
 
-    __slots__ = ("_array_values_left", "_data", "_end", "_field", "_path", "_position", "_stamp")
+    Not over a map: slicing 262,144 strings out of an mmap takes twice the time, and a file cut short
+    meanwhile would end the process.
+    """
 
-    def __init__(self, path: Path, data: mmap.mmap, stamp: FileStamp) -> None:
-        self._path = path
-        self._data = data
-        self._stamp = stamp
-        self._end = min(stamp.size_bytes, MAX_HEADER_BYTES)
+    __slots__ = ("_array_values_left", "_data", "_end", "_field", "_file", "_path", "_position", "_stamp")
+
+    def __init__(self, file: RegularFile) -> None:
+        self._file = file
+        self._path = file.path
+        self._stamp = file.stamp
+        self._data = b""
+        self._end = min(file.stamp.size_bytes, MAX_HEADER_BYTES)
         self._position = 0
         self._field = "header"
         self._array_values_left = MAX_ARRAY_VALUES
@@ -120,8 +125,6 @@ class _HeaderReader:
         infos = [self._tensor_info(index) for index in range(num_tensors)]
         data_offset = -(-self._position // alignment) * alignment
         tensors = self._place(infos, alignment, data_offset)
-        with memoryview(self._data) as view, view[: self._position] as header:
-            sha256 = hashlib.sha256(header).hexdigest()
         return GgufHeader(
             path=self._path,
             version=version,
@@ -130,7 +133,7 @@ class _HeaderReader:
             alignment=alignment,
             data_offset=data_offset,
             stamp=self._stamp,
-            sha256=sha256,
+            sha256=hashlib.sha256(self._data[: self._position]).hexdigest(),
         )
 
     def _fail(self, message: str) -> NoReturn:
@@ -139,9 +142,13 @@ class _HeaderReader:
     def _take(self, num_bytes: int) -> int:
         """Move over ``num_bytes`` and return where they start."""
         start = self._position
-        if num_bytes > self._end - start:
+        stop = start + num_bytes
+        if stop > self._end:
             self._cut_short(num_bytes)
-        self._position = start + num_bytes
+        if stop > len(self._data):
+            wanted = min(self._end, max(stop, 2 * len(self._data), _FIRST_PIECE_BYTES))
+            self._data += self._file.read_exactly(wanted - len(self._data))
+        self._position = stop
         return start
 
     def _cut_short(self, num_bytes: int) -> NoReturn:
@@ -152,11 +159,13 @@ class _HeaderReader:
         self._fail(f"needs {num_bytes} more bytes, which passes the limit of {MAX_HEADER_BYTES} for a header")
 
     def _u32(self) -> int:
-        value: int = _U32.unpack_from(self._data, self._take(4))[0]
+        start = self._take(4)
+        value: int = _U32.unpack_from(self._data, start)[0]
         return value
 
     def _u64(self) -> int:
-        value: int = _U64.unpack_from(self._data, self._take(8))[0]
+        start = self._take(8)
+        value: int = _U64.unpack_from(self._data, start)[0]
         return value
 
     def _bytes(self, num_bytes: int) -> bytes:
@@ -231,23 +240,27 @@ class _HeaderReader:
         if code is None:
             self._fail(f"value type {value_type} is unknown; 0 to 12 are possible")
         layout = struct.Struct(f"<{count}{code}")
-        return list(layout.unpack_from(self._data, self._take(layout.size)))
+        start = self._take(layout.size)
+        return list(layout.unpack_from(self._data, start))
 
     def _strings(self, count: int) -> list[str]:
-        # A vocabulary has up to 262,144 strings: this loop is the cost of a header, so it works on locals.
-        data, position, end, unpack = self._data, self._position, self._end, _U64.unpack_from
+        # A vocabulary has up to 262,144 strings: this loop is the cost of a header, so it works on locals
+        # and leaves all that is not plain, the end of the piece and of the file, to the methods above.
+        data, known, position, field = self._data, len(self._data), self._position, self._field
+        unpack = _U64.unpack_from
         strings: list[str] = []
         append = strings.append
         for index in range(count):
             start = position + 8
-            stop = start + unpack(data, position)[0] if start <= end else end + 1
-            if stop > end:
-                self._field = f"{self._field}[{index}]"
+            if start > known or (stop := start + unpack(data, position)[0]) > known:
                 self._position = position
-                self._cut_short(stop - position if start <= end else 8)
+                self._field = f"{field}[{index}]"
+                self._take(self._u64())
+                data, known, stop = self._data, len(self._data), self._position
             append(data[start:stop].decode("utf-8", "surrogateescape"))
             position = stop
         self._position = position
+        self._field = field
         return strings
 
     def _alignment(self, metadata: Mapping[str, MetadataValue]) -> int:
@@ -276,9 +289,7 @@ class _HeaderReader:
     def _num_bytes(self, shape: tuple[int, ...], ggml_type: GgmlType) -> int:
         row = shape[-1] if shape else 1
         if row % ggml_type.block_size:
-            self._fail(
-                f"rows of {row} values are not whole {ggml_type.name} blocks of {ggml_type.block_size}"
-            )
+            self._fail(f"rows of {row} values are not whole {ggml_type.name} blocks of {ggml_type.block_size}")
         num_bytes = ggml_type.row_bytes(row)
         for size in shape[:-1]:
             num_bytes *= size
@@ -305,6 +316,6 @@ class _HeaderReader:
         for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
             if before is not None and before.offset + before.num_bytes > tensor.offset:
                 self._field = tensor.name
-                self._fail(f"overlaps tensor {before.name} at byte {tensor.offset}")
+                self._fail(f"overlaps tensor {before.name:.256} at byte {tensor.offset}")
             before = tensor
         return tensors

@@ -16,8 +16,8 @@ from troth.errors import ModelLoadError
 
 MAX_JSON_BYTES: Final = 64 * 2**20
 MAX_JSON_DEPTH: Final = 64
-MAX_JSON_VALUES: Final = 2**20
-"""A parsed value costs some 60 to 250 bytes; the index of the largest published models has 100,000."""
+MAX_JSON_VALUES: Final = 2**21
+"""A parsed value costs some 60 to 250 bytes; the index of the largest models has 100,000."""
 
 JsonObject = dict[str, Any]
 

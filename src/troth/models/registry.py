@@ -14,13 +14,22 @@ from troth.models.family import FamilyConfig, Model, Placement
 from troth.weights.source import Progress, WeightSource
 
 FAMILIES: Final[Mapping[str, str]] = {
+    "gemma3": "gemma3",
+    "gemma3_text": "gemma3",
     "llama": "llama",
     "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
 }
 """Hugging Face ``model_type`` -> module in this package."""
 
 GGUF_FAMILIES: Final[Mapping[str, str]] = {
+    "gemma3": "gemma3",
     "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
 }
 """GGUF ``general.architecture`` -> module in this package."""
 

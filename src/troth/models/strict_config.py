@@ -43,21 +43,21 @@ class StrictConfig:
         """An integer of at least ``least``; missing or null takes the default, or raises when there is none."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**31:
-            raise self._error(key, f"must be an integer of at least {least}, not {value!r}")
+            raise self.error(key, f"must be an integer of at least {least}, not {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite positive number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self._error(key, f"must be a positive number, not {value!r}")
+            raise self.error(key, f"must be a positive number, not {value!r}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise self._error(key, f"must be true or false, not {value!r}")
+            raise self.error(key, f"must be true or false, not {value!r}")
         return value
 
     def one_of(self, key: str, allowed: Iterable[T], default: T | None = None) -> T:
@@ -67,13 +67,13 @@ class StrictConfig:
         for choice in choices:
             if value == choice and type(value) is type(choice):
                 return choice
-        raise self._error(key, f"{value!r} is not supported; supported: {', '.join(map(repr, choices))}")
+        raise self.error(key, f"{value!r} is not supported; supported: {', '.join(map(repr, choices))}")
 
     def mapping(self, key: str) -> Mapping[str, Any] | None:
         """An object, or None when missing or null."""
         value = self._value(key, None, optional=True)
         if value is not None and not isinstance(value, Mapping):
-            raise self._error(key, f"must be an object, not {value!r}")
+            raise self.error(key, f"must be an object, not {value!r}")
         return value
 
     def strings(self, key: str) -> list[str] | None:
@@ -82,7 +82,7 @@ class StrictConfig:
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._error(key, f"must be a list of strings, not {value!r}")
+            raise self.error(key, f"must be a list of strings, not {value!r}")
         return value
 
     def optional(self, key: str) -> Any:
@@ -106,14 +106,15 @@ class StrictConfig:
                 path=self._path,
             )
 
+    def error(self, key: str, problem: str) -> ModelLoadError:
+        """The error to raise for what the caller found wrong with a key."""
+        return ModelLoadError(problem, path=self._path, field=key)
+
     def _value(self, key: str, default: Any, *, optional: bool = False) -> Any:
         self._read.add(key)
         value = self._values.get(key)
         if value is None:
             value = default
         if value is None and not optional:
-            raise self._error(key, "is missing")
+            raise self.error(key, "is missing")
         return value
-
-    def _error(self, key: str, problem: str) -> ModelLoadError:
-        return ModelLoadError(problem, path=self._path, field=key)

@@ -16,7 +16,16 @@ from torch import Tensor
 from troth.errors import ModelLoadError
 from troth.ops.rotary_kv_write import RotaryTable
 
-SCALINGS: Final = ("default", "linear", "llama3", "yarn")
+SCALINGS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+}
+"""Name -> the keys it needs, and those it may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,39 +51,39 @@ class RopeConfig:
             )
 
 
-def rope_config(values: Mapping[str, Any], *, head_dim: int, default_theta: float) -> RopeConfig:
-    """Read Hugging Face's ``rope_parameters`` (or older ``rope_scaling`` merged with ``rope_theta``).
+def rope_config(values: Mapping[str, Any], *, rotary_dim: int, default_theta: float, context_tokens: int) -> RopeConfig:
+    """Read one object of Hugging Face's ``rope_parameters``, or an older ``rope_scaling``.
+
+    Args:
+        values: the object.
+        rotary_dim: values of a head that rotate.
+        default_theta: where the object does not say.
+        context_tokens: stands for ``original_max_position_embeddings`` where a scaling needs it and none is given.
 
     Raises:
-        ModelLoadError: an unknown scaling, or a key this scaling does not know.
+        ModelLoadError: an unknown scaling, or a key it lacks or does not know, or whose value is no number.
     """
-    known: dict[str, tuple[str, ...]] = {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-        "yarn": (
-            "factor",
-            "original_max_position_embeddings",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        ),
-    }
     rest = {key: value for key, value in values.items() if value is not None}
-    scaling = rest.pop("rope_type", None) or rest.pop("type", "default")
-    rest.pop("type", None)
-    theta = float(rest.pop("rope_theta", default_theta))
-    rotary_dim = int(head_dim * float(rest.pop("partial_rotary_factor", 1.0)))
+    older_name = rest.pop("type", "default")
+    scaling = str(rest.pop("rope_type", older_name))
     # One position per token makes the three axes of multimodal rotation equal, whatever the sections are.
     for axis_key in ("mrope_section", "mrope_interleaved"):
         rest.pop(axis_key, None)
-    for key in rest:
-        if key not in known.get(str(scaling), tuple(rest)):
+    for key, value in rest.items():
+        if not isinstance(value, int | float):
+            raise ModelLoadError(f"{key} must be a number, not {value!r}", field="rope_parameters")
+    theta = float(rest.pop("rope_theta", default_theta))
+    if rest.pop("partial_rotary_factor", 1.0) != 1.0:
+        raise ModelLoadError("heads of this family rotate whole: partial_rotary_factor", field="rope_parameters")
+    required, optional = SCALINGS.get(scaling, ((), tuple(rest)))
+    if "original_max_position_embeddings" in required:
+        rest.setdefault("original_max_position_embeddings", context_tokens)
+    for key in rest.keys() ^ set(required):
+        if key in required:
+            raise ModelLoadError(f"rope scaling {scaling!r} lacks {key!r}", field="rope_parameters")
+        if key not in optional:
             raise ModelLoadError(f"rope scaling {scaling!r} does not know {key!r}", field="rope_parameters")
-    return RopeConfig(rotary_dim=rotary_dim, theta=theta, scaling=str(scaling), values=rest)
+    return RopeConfig(rotary_dim=rotary_dim, theta=theta, scaling=scaling, values=rest)
 
 
 def rotary_table(config: RopeConfig, num_positions: int, device: torch.device) -> RotaryTable:

@@ -131,7 +131,7 @@ def _torch_unavailable() -> str | None:
 PROVIDERS: Final[tuple[Provider, ...]] = (
     Provider(
         "torch",
-        ("torch_attention", "torch_linear", "torch_norm", "torch_rotary"),
+        ("torch_attention", "torch_gated_delta", "torch_linear", "torch_norm", "torch_rotary", "torch_short_conv"),
         _torch_unavailable,
     ),
 )

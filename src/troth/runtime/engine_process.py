@@ -306,9 +306,7 @@ def read_line(descriptor: int) -> bytes:
     while not line.endswith(b"\n"):
         byte = os.read(descriptor, 1)
         if not byte:
-            raise EOFError(
-                "standard input ended before the engine spec; start this module through isolate.py"
-            )
+            raise EOFError("standard input ended before the engine spec; start this module through isolate.py")
         line += byte
     return bytes(line)
 

@@ -314,9 +314,7 @@ class ProcessEngineClient:
 
 
 def _failed(error: TrothError) -> Failed:
-    return Failed(
-        kind=type(error).__name__, message=str(error), retry_after_s=getattr(error, "retry_after_s", None)
-    )
+    return Failed(kind=type(error).__name__, message=str(error), retry_after_s=getattr(error, "retry_after_s", None))
 
 
 def _idle_status(state: str) -> EngineStatus:

@@ -15,13 +15,18 @@ from troth.errors import Busy
 from troth.serve.errors import HttpError
 
 BODY_TIMEOUT_S: Final = 120.0
+CLIENT_GONE: Final = 499
+"""Stands for the status of such a request in the metrics."""
 _DISCARD_S: Final = 2.0
 _HELD_BODIES: Final = 4
 """Bodies of the largest size that may lie in memory at once, over all requests."""
 
 
-class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+class ClientGone(HttpError):
+    """The client closed the connection; whatever is answered, nobody reads it."""
+
+    def __init__(self) -> None:
+        super().__init__(CLIENT_GONE, "the client closed the connection", code="client_gone")
 
 
 class BodyReader:

@@ -1,7 +1,9 @@
-"""The server's side of one HTTP connection: uvicorn's, with a header timeout and a short way for stream records.
+"""The server's side of one HTTP connection: uvicorn's, with a header timeout and a short way for stream
+records.
 
-Refuses to know what is streamed. A record sent as an ASGI message costs about 30 us of CPU through uvicorn and h11, a third of it
-in their bookkeeping; written as one HTTP chunk it costs the system call and little else. Read next: ``sse.py``, ``listen.py``.
+Refuses to know what is streamed. Framing a record in h11 takes 9.7 us of CPU, writing it as an HTTP chunk
+here 0.3 us (one core, Python 3.11), and a stream is one record per token. Read next: ``sse.py``,
+``listen.py``.
 """
 
 from __future__ import annotations
@@ -53,14 +55,15 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     @property
-    def is_open(self) -> bool:
-        """Whether anything written can still arrive."""
-        return not self.transport.is_closing()
+    def is_congested(self) -> bool:
+        """Whether much that was written has not left yet."""
+        return self.flow.write_paused
 
     async def write(self, body: bytes) -> None:
         """Send a piece of the streamed body; waits while the client does not keep up.
 
-        Only between the start and the end of a response without content-length, which are ordinary ASGI messages.
+        Only between the start and the end of a response without content-length, which are ordinary ASGI
+        messages.
         """
         if self.flow.write_paused:
             await self.flow.drain()

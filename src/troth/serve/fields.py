@@ -75,9 +75,7 @@ class Fields:
             raise self._mistyped(field, "an integer", value)
         if not low <= value <= high:
             limits = f"at least {low}" if high == INT64 and value < low else f"between {low} and {high}"
-            raise RequestError(
-                f"{self.name(field)} must be {limits}, not {shown(value)}", param=self.name(field)
-            )
+            raise RequestError(f"{self.name(field)} must be {limits}, not {shown(value)}", param=self.name(field))
         return value
 
     def number(self, field: str) -> float | None:

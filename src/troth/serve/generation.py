@@ -1,22 +1,25 @@
-"""Runs generations: hands requests to the engine, answers streamed or whole, and ends them when the client does.
+"""Runs generations: hands requests to the engine, answers streamed or whole, and ends them when the client
+does.
 
-Refuses to know how bodies look (``openai_chat.py``, ``openai_completions.py``). The status of a stream is decided by the engine's first
-event that says anything; errors after it are records of the stream. Read next: ``sse.py``, ``errors.py``.
+Refuses to know how bodies look (``openai_chat.py``, ``openai_completions.py``). The status of a stream is
+decided by the engine's first event that says anything; errors after it are records of the stream. Read next:
+``sse.py``, ``errors.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from troth.contracts.events import Completed, Event, Failed, Prefill, Queued, Segment
+from troth.contracts.events import Completed, Failed, Prefill, Queued, Segment
 from troth.contracts.ports import EventStream
 from troth.errors import StreamProtocol, TrothError
 from troth.serve.body import BodyReader, ClientGone
@@ -27,6 +30,7 @@ from troth.serve.metrics import Metrics
 from troth.serve.reply import DONE, Answer, Generation, encode
 from troth.serve.sse import EventSink
 
+_Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 _INLINE_BYTES: Final = 16 * 1024
 """Larger bodies are read and tokenised in a thread, so that running streams do not wait for them."""
@@ -65,9 +69,10 @@ class GenerationEndpoint:
             body = await self._bodies.read(scope, receive)
             with self._limit.running():
                 generation = await self._prepare(body)
-                debug = Headers(scope=scope).get("x-troth-debug") == "1"
-                run = _Run(generation, EventSink(scope, send), self._metrics, debug=debug)
-                await self._supervise(run, receive, send)
+                if Headers(scope=scope).get("x-troth-debug") != "1":
+                    generation = replace(generation, ignored=())
+                run = _Run(generation, EventSink(scope, send), self._metrics)
+                await self._supervise(run, receive)
         except ClientGone:
             return
 
@@ -76,9 +81,9 @@ class GenerationEndpoint:
             return self._read(Fields(decode_object(body)))
         return await asyncio.to_thread(lambda: self._read(Fields(decode_object(body))))
 
-    async def _supervise(self, run: _Run, receive: Receive, send: Send) -> None:
+    async def _supervise(self, run: _Run, receive: Receive) -> None:
         try:
-            body = await self._watched(run, receive)
+            await self._watched(run, receive)
         except ClientGone:
             raise
         except Exception as error:
@@ -87,44 +92,31 @@ class GenerationEndpoint:
             if not isinstance(error, TrothError):
                 _log.exception("a stream failed")
                 error = internal_error()
-            await run.sink.end(b"data: %b\n\n" % encode(error_object(error)))
-        else:
-            if body is None:
-                await run.sink.end(DONE)
-            else:
-                await Response(body, media_type="application/json")(run.sink.scope, receive, send)
+            await run.sink.fail(b"data: %b\n\n" % encode(error_object(error)))
 
-    async def _watched(self, run: _Run, receive: Receive) -> bytes | None:
+    async def _watched(self, run: _Run, receive: Receive) -> None:
         """Run to the end, or to the client's, or to the time limit; then nothing of it is left in the engine."""
         loop = asyncio.get_running_loop()
-        deadline = None if self._timeout_s is None else loop.time() + self._timeout_s
+        deadline = math.inf if self._timeout_s is None else loop.time() + self._timeout_s
         work = loop.create_task(run.answer())
         gone = loop.create_task(_client_gone(receive))
         reason = "disconnected"
         try:
             while True:
-                wait_s = max(0.0, self._keepalive_s - run.sink.idle_s)
-                if deadline is not None:
-                    wait_s = min(wait_s, max(0.0, deadline - loop.time()))
+                wait_s = min(run.sink.silence_left_s(self._keepalive_s), max(0.0, deadline - loop.time()))
                 await asyncio.wait({work, gone}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 if work.done():
                     return work.result()
                 if gone.done():
                     raise ClientGone
-                if deadline is not None and loop.time() >= deadline:
+                if loop.time() >= deadline:
                     reason = "timeout"
-                    raise HttpError(
-                        504,
-                        f"the answer took longer than {self._timeout_s:g} s, the limit of this server",
-                        code="request_timeout",
-                        retry=False,
-                    )
+                    raise _timed_out(self._timeout_s)
                 if run.sink.is_stalled:
                     reason = "consumer_idle"
                     run.sink.abort()
                     raise ClientGone
-                if run.sink.idle_s >= self._keepalive_s:
-                    await run.sink.keep_alive()
+                await run.sink.keep_alive(self._keepalive_s)
         finally:
             run.cancel(reason)
             work.cancel()
@@ -135,14 +127,13 @@ class GenerationEndpoint:
 class _Run:
     """One generation under way."""
 
-    def __init__(self, generation: Generation, sink: EventSink, metrics: Metrics, *, debug: bool) -> None:
+    def __init__(self, generation: Generation, sink: EventSink, metrics: Metrics) -> None:
         self.sink = sink
         self._generation = generation
         self._reply = generation.reply
         self._metrics = metrics
-        self._debug = debug
         self._opening = asyncio.Lock()
-        self._prefill_began: float | None = None
+        self._eta = _Eta()
         client = generation.model.client
         self._streams: list[EventStream] = [client.submit(request) for request in generation.requests]
 
@@ -151,14 +142,113 @@ class _Run:
         for stream in self._streams:
             stream.cancel(reason)
 
-    async def answer(self) -> bytes | None:
-        """Generate. Returns the body of a whole reply, None after a stream."""
-        generation = self._generation
-        if not generation.wishes.stream:
+    async def answer(self) -> None:
+        """Generate and send the whole answer."""
+        generation, sink = self._generation, self.sink
+        if generation.wishes.stream:
+            ends = await _all([self._pump(choice, stream) for choice, stream in enumerate(self._streams)])
+            usage = self._reply.usage(generation.usage(ends)) if generation.wishes.include_usage else b""
+            await sink.end(usage + DONE)
+        else:
             answers = await _all([self._collect(stream) for stream in self._streams])
-            completed = [answer.completed for answer in answers]
-            return self._reply.whole(answers, generation.usage(completed), self._extension(completed))
-        completed = await _all([self._pump(choice, stream) for choice, stream in enumerate(self._streams)])
-        if generation.wishes.include_usage:
-            await self.sink.write(self._reply.usage(generation.usage(completed)))
-        return None
+            ends = [answer.completed for answer in answers]
+            await sink.whole(self._reply.whole(answers, generation.usage(ends), generation.extension(ends)))
+
+    async def _collect(self, stream: EventStream) -> Answer:
+        segments: list[Segment] = []
+        async for event in stream:
+            if isinstance(event, Segment):
+                segments.append(event)
+            elif isinstance(event, Completed | Failed):
+                return Answer(self._ended(event), segments)
+        raise StreamProtocol("the engine's stream stopped without an end")
+
+    async def _pump(self, choice: int, stream: EventStream) -> Completed:
+        reply, sink = self._reply, self.sink
+        async for event in stream:
+            if isinstance(event, Segment):
+                if not sink.begun:
+                    await self._begin()
+                if records := reply.segment(choice, event):
+                    await sink.write(records)
+            elif isinstance(event, Completed | Failed):
+                completed = self._ended(event)
+                await self._begin()
+                await sink.write(reply.closing(choice, completed, self._generation.extension([completed])))
+                return completed
+            else:
+                await self._progress(choice, event)
+        raise StreamProtocol("the engine's stream stopped without an end")
+
+    async def _begin(self) -> None:
+        async with self._opening:
+            if not self.sink.begun:
+                await self.sink.begin(self._reply.opening())
+
+    async def _progress(self, choice: int, event: Queued | Prefill) -> None:
+        if isinstance(event, Prefill):
+            eta_s = self._eta.after(event)
+            if event.num_done == 0:
+                # An engine may still refuse a prompt that does not fit, with a status of its own.
+                return
+            counts = {"done": event.num_done, "cached": event.num_cached, "total": event.num_total}
+            notice: dict[str, Any] = {"prefill": {**counts, "eta_s": eta_s}}
+        else:
+            notice = {"queued": {"position": event.position}}
+        await self._begin()
+        if self._generation.wishes.include_progress and choice == 0:
+            await self.sink.write(self._reply.notice(notice))
+
+    def _ended(self, event: Completed | Failed) -> Completed:
+        if isinstance(event, Failed):
+            raise EngineFailure(event)
+        if event.finish_reason == "aborted":
+            # Nobody here asked for it: an answer that was cut is an error, never a finish reason.
+            raise EngineFailure(Failed(kind="Cancelled", message="the engine was told to stop this answer"))
+        self._metrics.completed(self._generation.model.name, event)
+        return event
+
+
+class _Eta:
+    """Seconds a prefill still needs, from its pace so far."""
+
+    def __init__(self) -> None:
+        self._began: tuple[float, int] | None = None
+
+    def after(self, event: Prefill) -> float | None:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = (now, max(event.num_done, event.num_cached))
+            return None
+        began, first_done = self._began
+        num_done = event.num_done - first_done
+        if num_done <= 0:
+            return None
+        return round((now - began) / num_done * (event.num_total - event.num_done), 3)
+
+
+async def _all(works: Sequence[Coroutine[None, None, _Result]]) -> list[_Result]:
+    """Run side by side; the first error ends the others before it is raised."""
+    if len(works) == 1:
+        return [await works[0]]
+    running = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _client_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _timed_out(timeout_s: float | None) -> HttpError:
+    return HttpError(
+        504,
+        f"the answer took longer than {timeout_s:g} s, the limit of this server",
+        code="request_timeout",
+        retry=False,
+    )

@@ -1,7 +1,8 @@
 """Log-probabilities in the two shapes of the OpenAI API.
 
-Refuses to know where the numbers come from. An entry is made for every emitted token, the one that ended the answer included,
-so entries and ``completion_tokens`` agree. Read next: ``openai_chat.py``, ``openai_completions.py``.
+Refuses to know where the numbers come from. An entry is made for every emitted token, the one that ended the
+answer included, so entries and ``completion_tokens`` agree. Read next: ``openai_chat.py``,
+``openai_completions.py``.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def chat_entries(tokens: Iterable[TokenText], tokenizer: Tokenizer) -> list[dict
 class LegacyLogprobs:
     """Builds ``choices[].logprobs`` of one legacy completion, piece by piece.
 
-    ``text_offset`` is the character of ``text`` (the echoed prompt included) where a token begins; a token that begins
-    inside a character has the offset of that character.
+    ``text_offset`` is the character of ``text`` (the echoed prompt included) where a token begins; a token
+    that begins inside a character has the offset of that character.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -91,6 +92,5 @@ class LegacyLogprobs:
             return None
         top = dict(zip(entry.top_ids, entry.top_logprobs, strict=True)) | {entry.token_id: entry.logprob}
         return {
-            token_name(self._tokenizer.token_bytes(token_id)): max(logprob, _FLOOR)
-            for token_id, logprob in top.items()
+            token_name(self._tokenizer.token_bytes(token_id)): max(logprob, _FLOOR) for token_id, logprob in top.items()
         }

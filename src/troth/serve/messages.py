@@ -1,6 +1,7 @@
 """Chat messages of a request body: shapes checked, content brought to plain text.
 
-Refuses to know templates; what a model makes of a role is ``text/``'s business. Read next: ``openai_chat.py``.
+Refuses to know templates; what a model makes of a role is ``text/``'s business. Read next:
+``openai_chat.py``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _CARRIED: Final = ("name", "tool_call_id", "reasoning_content", "reasoning")
 def read_messages(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
     """The conversation, and whether its last message is an assistant's that the answer continues.
 
-    Every message has ``role`` and ``content`` (a string, parts joined by line breaks); those that had them keep
-    ``tool_calls`` and the fields of ``_CARRIED``. An empty assistant message at the end begins an ordinary answer.
+    Every message has ``role`` and ``content`` (a string, parts joined by line breaks); those that had them
+    keep ``tool_calls`` and the fields of ``_CARRIED``. An empty assistant message at the end begins an
+    ordinary answer.
 
     Raises:
         RequestError: ``param`` names the message and field at fault.
@@ -57,9 +59,7 @@ def _message(fields: Fields) -> dict[str, Any]:
     content = _content(fields)
     calls = fields.array("tool_calls")
     if calls:
-        message["tool_calls"] = [
-            _call(f"{fields.name('tool_calls')}[{i}]", call) for i, call in enumerate(calls)
-        ]
+        message["tool_calls"] = [_call(f"{fields.name('tool_calls')}[{i}]", call) for i, call in enumerate(calls)]
     if content is None and role != "assistant":
         raise missing(fields.name("content"))
     message["content"] = content or ""

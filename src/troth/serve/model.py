@@ -69,10 +69,10 @@ class Tokenizer(Protocol):
     def eos_ids(self) -> frozenset[int]:
         """Ids that end an answer."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens."""
+    def decode(self, token_ids: Iterable[int], /, *, skip_special: bool = True) -> str:
+        """The text of tokens, with or without that of control tokens."""
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int, /) -> bytes:
         """What one token adds to the text."""
 
 

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: its body, and its answer whole and streamed.
 
-Refuses to know how the answer is fetched (``generation.py``) and how messages become tokens (``text/``). Format: the public
-OpenAI API reference, chat completions. Read next: ``reply.py``, ``messages.py``.
+Refuses to know how the answer is fetched (``generation.py``) and how messages become tokens (``text/``).
+Format: the public OpenAI API reference, chat completions. Read next: ``reply.py``, ``messages.py``.
 """
 
 from __future__ import annotations
@@ -52,17 +52,13 @@ def read_chat(fields: Fields, models: ModelList) -> Generation:
     )
     requests = engine_requests(head.generation_id, [prompt], wishes, model, info)
     reply = ChatReply(head, len(requests), model, with_logprobs=num_top is not None)
-    return Generation(
-        model=model, requests=requests, wishes=wishes, reply=reply, ignored=tuple(fields.unknown())
-    )
+    return Generation(model=model, requests=requests, wishes=wishes, reply=reply, ignored=tuple(fields.unknown()))
 
 
 class ChatReply:
     """Writes chat completions and their chunks."""
 
-    def __init__(
-        self, head: RecordHead, num_choices: int, model: ServedModel, *, with_logprobs: bool
-    ) -> None:
+    def __init__(self, head: RecordHead, num_choices: int, model: ServedModel, *, with_logprobs: bool) -> None:
         self._head = head
         self._tokenizer: Tokenizer = model.tokenizer
         self._with_logprobs = with_logprobs

@@ -1,7 +1,7 @@
 """POST /v1/completions: its body, and its answer whole and streamed.
 
-Refuses to know how the answer is fetched (``generation.py``). Format: the public OpenAI API reference, completions (legacy).
-Read next: ``reply.py``, ``logprobs.py``.
+Refuses to know how the answer is fetched (``generation.py``). Format: the public OpenAI API reference,
+completions (legacy). Read next: ``reply.py``, ``logprobs.py``.
 """
 
 from __future__ import annotations
@@ -121,21 +121,13 @@ class CompletionReply:
         logprobs = None
         if self._num_top is not None:
             pieces = self._logprobs[index]
-            before = (
-                pieces.prompt(prompt.ids, answer.completed.prompt_logprobs or (), self._num_top)
-                if prompt
-                else {}
-            )
+            before = pieces.prompt(prompt.ids, answer.completed.prompt_logprobs or (), self._num_top) if prompt else {}
             after = pieces.answer(answer.tokens, self._num_top)
             logprobs = {name: [*before.get(name, ()), *values] for name, values in after.items()}
-        return _choice(
-            index, (prompt.text if prompt else "") + text, logprobs, answer.completed.finish_reason
-        )
+        return _choice(index, (prompt.text if prompt else "") + text, logprobs, answer.completed.finish_reason)
 
 
-def _choice(
-    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
-) -> dict[str, Any]:
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 

@@ -1,7 +1,7 @@
 """What one HTTP generation is: its engine requests, and how its answer is written.
 
-Refuses to know how answers are fetched and sent. Read next: ``openai_chat.py`` and ``openai_completions.py`` (what builds it),
-``generation.py`` (what runs it).
+Refuses to know how answers are fetched and sent. Read next: ``openai_chat.py`` and ``openai_completions.py``
+(what builds it), ``generation.py`` (what runs it).
 """
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ class Generation:
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached_tokens for usage in of_prompts)},
-            "completion_tokens_details": {
-                "reasoning_tokens": sum(usage.num_reasoning_tokens for usage in usages)
-            },
+            "completion_tokens_details": {"reasoning_tokens": sum(usage.num_reasoning_tokens for usage in usages)},
         }
 
 

@@ -62,9 +62,7 @@ def read_wishes(fields: Fields, model: ServedModel) -> Wishes:
     seed = fields.integer("seed", -INT64 - 1, 2**64 - 1)
     options = fields.object("stream_options") or Fields({})
     wishes = Wishes(
-        sampling=replace(
-            model.defaults, **{name: value for name, value in given.items() if value is not None}
-        ),
+        sampling=replace(model.defaults, **{name: value for name, value in given.items() if value is not None}),
         # A negative seed is read as the same 64 bits without sign.
         seed=secrets.randbits(_SEED_BITS) if seed is None else seed % 2**64,
         max_tokens=_max_tokens(fields),

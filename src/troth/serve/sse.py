@@ -1,10 +1,12 @@
-"""A server-sent-event response: when it has begun, what was sent last, how it ends.
+"""The way back to one client: a stream of server-sent events, or one JSON body.
 
-Refuses to know what the records say. Read next: ``generation.py``, its user; ``connection.py``, its short way out.
+Refuses to know what the records say. Read next: ``generation.py``, its user; ``connection.py``, its short way
+out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Final
 
@@ -16,11 +18,11 @@ from troth.serve.connection import CONNECTION, Connection
 STALL_S: Final = 30.0
 """A client that takes nothing for this long is dropped."""
 KEEP_ALIVE: Final = b": keep-alive\n\n"
-_HEADERS: Final = [
+_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies of the nginx family would collect records otherwise
-]
+)
 
 
 class EventSink:
@@ -28,33 +30,35 @@ class EventSink:
 
     Args:
         scope, send: of the ASGI request.
+        stall_s: longest wait for a client that takes nothing.
         clock: monotonic seconds.
     """
 
-    def __init__(self, scope: Scope, send: Send, clock: Clock = time.monotonic) -> None:
+    def __init__(self, scope: Scope, send: Send, *, stall_s: float = STALL_S, clock: Clock = time.monotonic) -> None:
         self.begun = False
         """Whether the status line is out: from then on errors are records."""
         self._send = send
+        self._stall_s = stall_s
         self._clock = clock
         self._connection: Connection | None = scope.get("state", {}).get(CONNECTION)
         self._last_write = clock()
         self._writing = 0
 
-    @property
-    def idle_s(self) -> float:
-        """Seconds since the last write began."""
-        return self._clock() - self._last_write
+    def silence_left_s(self, keepalive_s: float) -> float:
+        """Seconds until a keep-alive may be due, more than 0 and at most ``keepalive_s``."""
+        left_s = keepalive_s - self._idle_s
+        return left_s if left_s > 0 else keepalive_s
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a write waits for a client that takes nothing."""
-        return self._writing > 0 and self.idle_s >= STALL_S
+        """Whether a write has been waiting for too long."""
+        return self._writing > 0 and self._idle_s >= self._stall_s
 
     async def begin(self, records: bytes) -> None:
         """Send status 200 and the first records."""
         assert not self.begun, "a response begins once"
         self.begun = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
         if records:
             await self.write(records)
 
@@ -70,16 +74,44 @@ class EventSink:
         finally:
             self._writing -= 1
 
-    async def keep_alive(self) -> None:
-        """Send a comment, unless a write is under way already."""
-        if self.begun and not self._writing:
+    async def keep_alive(self, keepalive_s: float) -> None:
+        """Send a comment if nothing was sent for so long and everything before has left."""
+        if self.begun and not self._writing and self._idle_s >= keepalive_s and not self._is_congested:
             await self.write(KEEP_ALIVE)
 
     async def end(self, records: bytes) -> None:
         """Send the last records and end the response."""
-        await self._send({"type": "http.response.body", "body": records, "more_body": False})
+        self._last_write = self._clock()
+        self._writing += 1
+        try:
+            await self._send({"type": "http.response.body", "body": records, "more_body": False})
+        finally:
+            self._writing -= 1
+
+    async def fail(self, records: bytes) -> None:
+        """As ``end``, for a client that may not be reading: it is dropped when it takes too long."""
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self.end(records)
+        except TimeoutError:
+            self.abort()
+
+    async def whole(self, body: bytes) -> None:
+        """Send a JSON reply instead of a stream."""
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def abort(self) -> None:
         """Drop the client."""
         if self._connection is not None:
             self._connection.abort()
+
+    @property
+    def _idle_s(self) -> float:
+        return self._clock() - self._last_write
+
+    @property
+    def _is_congested(self) -> bool:
+        return self._connection is not None and self._connection.is_congested

@@ -5,7 +5,7 @@ Shipped so that code that talks to an engine can be tested without a model. Read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ class ByteTokenizer:
         """The bytes of ``text``."""
         return list(text.encode())
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes(token_id) for token_id in token_ids).decode(errors="replace")
 
@@ -78,9 +78,7 @@ class BytePrompts:
         """Token ids as they are. Raises RequestError for one outside the vocabulary."""
         for token_id in ids:
             if not 0 <= token_id < ByteTokenizer.vocab_size:
-                raise RequestError(
-                    f"token id {token_id} is not in 0..{ByteTokenizer.vocab_size - 1}", param="prompt"
-                )
+                raise RequestError(f"token id {token_id} is not in 0..{ByteTokenizer.vocab_size - 1}", param="prompt")
         return BytePrompt(self._tokenizer.decode(ids), tuple(ids))
 
     def _prompt(self, text: str, boundary: int | None) -> BytePrompt:

@@ -146,13 +146,18 @@ class FakeEngine:
 
     async def _run(self) -> None:
         while self._rows or self._waiting:
-            while self._waiting and len(self._rows) < self._info.max_rows:
-                self._rows.append(self._waiting.popleft())
-                for position, row in enumerate(self._waiting):
-                    row.queue.put(Queued(position=position))
+            self._admit()
             advanced = [self._step(row) for row in list(self._rows)]
             self._num_steps += 1
             await asyncio.sleep(self._step_s if any(advanced) else max(self._step_s, _HELD_POLL_S))
+
+    def _admit(self) -> None:
+        num_free = self._info.max_rows - len(self._rows)
+        for _ in range(min(num_free, len(self._waiting))):
+            self._rows.append(self._waiting.popleft())
+        if num_free:
+            for position, row in enumerate(self._waiting):
+                row.queue.put(Queued(position=position))
 
     def _step(self, row: _Row) -> bool:
         """Let a row emit what one step gives; False when its consumer does not keep up."""

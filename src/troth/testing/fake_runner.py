@@ -1,8 +1,8 @@
 """A runner without a model: its "KV cache" holds token ids, its "logits" are a hash of what it reads back.
 
-The next token of a row is a function of every token read through the row's block tables (for window groups, of the last
-``window`` ones). A wrong block table, a lost block or a block with two owners therefore changes the answer, which makes
-this the strictest test a scheduler can get without tensors.
+The next token of a row is a function of every token read through the row's block tables (for window groups,
+of the last ``window`` ones). A wrong block table, a lost block or a block with two owners therefore changes
+the answer, which makes this the strictest test a scheduler can get without tensors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class FakeRunner:
         groups: the scheduler's cache groups.
         num_blocks: their pool sizes.
         vocab_size: answers are below it.
-        answer_length: tokens after which a request's answer ends with its lowest EOS id; None: never by itself.
+        answer_length: tokens after which a request's answer ends with its lowest EOS id; None: never by
+        itself.
         fail_step: step id that raises DeviceError on launch.
     """
 
@@ -135,9 +136,7 @@ class FakeRunner:
         return seen
 
 
-def _next_token(
-    request: Request, seen: list[list[int]], step: int, vocab_size: int, length: int | None
-) -> int:
+def _next_token(request: Request, seen: list[list[int]], step: int, vocab_size: int, length: int | None) -> int:
     if length is not None and step + 1 >= length and request.eos_ids:
         return min(request.eos_ids)
     digest = zlib.crc32(repr((seen, request.sampling.seed, step)).encode())

@@ -67,9 +67,7 @@ class GgufStore:
         *outer, num_values = tensor.shape
         shape = (math.prod(outer), num_values)
         raw_shape = (shape[0], tensor.ggml_type.row_bytes(num_values))
-        blocks = QuantTensor(
-            tensor.ggml_type, shape, self._file.tensor(tensor.offset, raw_shape, torch.uint8)
-        )
+        blocks = QuantTensor(tensor.ggml_type, shape, self._file.tensor(tensor.offset, raw_shape, torch.uint8))
         if len(tensor.shape) != 2:
             return blocks.dequantize().reshape(tensor.shape)
         return blocks if order is None else blocks.reordered(order)
@@ -82,9 +80,7 @@ class GgufStore:
         num_heads = self._header.metadata.get(key, self._header.metadata.get("llama.attention.head_count"))
         num_rows = tensor.shape[0] if tensor.shape else 0
         if type(num_heads) is not int or num_heads < 1 or num_rows % (2 * num_heads):
-            self._fail(
-                tensor, f"has {num_rows} rows, which {key} = {num_heads!r:.40} does not cut into heads"
-            )
+            self._fail(tensor, f"has {num_rows} rows, which {key} = {num_heads!r:.40} does not cut into heads")
         pairs = torch.arange(num_rows).reshape(num_heads, -1, 2)
         return pairs.transpose(1, 2).reshape(-1)
 

@@ -55,8 +55,6 @@ class SafetensorsStore:
         tensor = self.tensors[name]
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
-            message = (
-                f"is of dtype {tensor.dtype}, which nothing here computes with; convert it to F32 or BF16"
-            )
+            message = f"is of dtype {tensor.dtype}, which nothing here computes with; convert it to F32 or BF16"
             raise ModelLoadError(message, path=self.place, field=name)
         return self._files[name].tensor(tensor.offset, tensor.shape, dtype)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from troth.artifact.chat_template import (
+from troth.artifact.template_source import (
     MAX_TEMPLATE_BYTES,
-    ChatTemplate,
+    TemplateSource,
     template_from_files,
     template_from_gguf,
     template_from_json,
@@ -26,26 +26,26 @@ def test_template_from_json_is_none_when_there_is_no_template(value: Any) -> Non
 
 def test_template_from_json_takes_a_string_a_list_and_an_object() -> None:
     origin = "tokenizer_config.json"
-    assert template_from_json("T", PATH) == ChatTemplate(text="T", origin=origin, named={})
+    assert template_from_json("T", PATH) == TemplateSource(source="T", origin=origin, named={})
     pairs = [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "D"}]
-    expected = ChatTemplate(text="D", origin=origin, named={"tool_use": "U"})
+    expected = TemplateSource(source="D", origin=origin, named={"tool_use": "U"})
     assert template_from_json(pairs, PATH) == expected
     assert template_from_json({"tool_use": "U", "default": "D"}, PATH) == expected
 
 
 def test_template_from_json_says_which_one_stands_in_when_none_is_the_default() -> None:
     template = template_from_json({"rag": "R", "tool_use": "U"}, PATH)
-    assert template == ChatTemplate(text="R", origin="tokenizer_config.json (rag)", named={"tool_use": "U"})
+    assert template == TemplateSource(source="R", origin="tokenizer_config.json (rag)", named={"tool_use": "U"})
 
 
 def test_template_from_files_keeps_further_templates_by_name() -> None:
     template = template_from_files({"rag": "R", "default": "D"}, Path("m/chat_template.jinja"))
-    assert template == ChatTemplate(text="D", origin="chat_template.jinja", named={"rag": "R"})
+    assert template == TemplateSource(source="D", origin="chat_template.jinja", named={"rag": "R"})
 
 
 def test_template_from_gguf_reads_the_default_and_named_keys() -> None:
     metadata = {"tokenizer.chat_template": "D", "tokenizer.chat_template.tool_use": "U", "other": 1}
-    expected = ChatTemplate(text="D", origin="tokenizer.chat_template", named={"tool_use": "U"})
+    expected = TemplateSource(source="D", origin="tokenizer.chat_template", named={"tool_use": "U"})
     assert template_from_gguf(metadata, Path("m.gguf")) == expected
     assert template_from_gguf({"other": 1}, Path("m.gguf")) is None
 

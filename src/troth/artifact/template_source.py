@@ -30,10 +30,10 @@ GGUF_KEY: Final = "tokenizer.chat_template"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatTemplate:
-    """The template a model ships. Jinja source, not yet parsed."""
+class TemplateSource:
+    """The template a model ships. Jinja source, not yet parsed: ``text/chat_template.py`` does that."""
 
-    text: str
+    source: str
     """The one to use when nothing else is asked for."""
     origin: str
     """The file or key it comes from."""
@@ -41,7 +41,7 @@ class ChatTemplate:
     """Further templates by name, such as tool_use or rag."""
 
 
-def template_from_json(value: Any, path: Path) -> ChatTemplate | None:
+def template_from_json(value: Any, path: Path) -> TemplateSource | None:
     """The template in the value of ``chat_template`` in a JSON file; None when the value is null or empty.
 
     Raises:
@@ -59,12 +59,12 @@ def template_from_json(value: Any, path: Path) -> ChatTemplate | None:
     raise ModelLoadError(message, path=str(path), field="chat_template")
 
 
-def template_from_files(texts: Mapping[str, str], path: Path) -> ChatTemplate:
+def template_from_files(texts: Mapping[str, str], path: Path) -> TemplateSource:
     """The template of ``path``, a .jinja file, given as ``default`` with its neighbours. Raises as above."""
     return _choose(texts.items(), path.name, path)
 
 
-def template_from_gguf(metadata: Mapping[str, Any], path: Path) -> ChatTemplate | None:
+def template_from_gguf(metadata: Mapping[str, Any], path: Path) -> TemplateSource | None:
     """The template in the metadata of a GGUF; None when there is none. Raises as above."""
     if not metadata.get(GGUF_KEY):
         return None
@@ -73,7 +73,7 @@ def template_from_gguf(metadata: Mapping[str, Any], path: Path) -> ChatTemplate 
     return _choose([(DEFAULT, metadata[GGUF_KEY]), *further], GGUF_KEY, path)
 
 
-def _choose(pairs: Collection[tuple[Any, Any]], origin: str, path: Path) -> ChatTemplate:
+def _choose(pairs: Collection[tuple[Any, Any]], origin: str, path: Path) -> TemplateSource:
     def fail(message: str) -> NoReturn:
         raise ModelLoadError(message, path=str(path), field="chat_template")
 
@@ -94,7 +94,6 @@ def _choose(pairs: Collection[tuple[Any, Any]], origin: str, path: Path) -> Chat
         templates[name] = text
     # Without a default the first one stands in, and the origin says which that is.
     chosen = DEFAULT if DEFAULT in templates else next(iter(templates))
-    text = templates.pop(chosen)
-    return ChatTemplate(
-        text=text, origin=origin if chosen == DEFAULT else f"{origin} ({chosen})", named=templates
-    )
+    named = {name: text for name, text in templates.items() if name != chosen}
+    origin = origin if chosen == DEFAULT else f"{origin} ({chosen})"
+    return TemplateSource(source=templates[chosen], origin=origin, named=named)

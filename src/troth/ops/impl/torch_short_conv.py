@@ -1,0 +1,47 @@
+"""The short convolution as K shifted products: single tokens of all rows together, chunks one row at a time."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from troth.ops.rows import Rows
+from troth.ops.short_conv import short_conv
+
+
+@short_conv.provider("torch")
+def short_conv_torch(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: Rows) -> Tensor:
+    """As ops.short_conv."""
+    out_TC = torch.empty_like(x_TC, memory_format=torch.contiguous_format)
+    single = rows.num_single
+    if single:
+        out_TC[:single] = _decode(x_TC[:single], weight_KC, state_NJC, rows)
+    begin = single
+    for r in range(single, rows.num_rows):
+        end = begin + rows.num_new[r]
+        out_TC[begin:end] = _chunk(x_TC[begin:end], weight_KC, state_NJC[rows.rows[r]], rows.starts[r])
+        begin = end
+    return out_TC
+
+
+def _decode(x_RC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: Rows) -> Tensor:
+    row_R = rows.row_R[: x_RC.shape[0]]
+    seen_RKC = torch.cat((state_NJC[row_R], x_RC.float().unsqueeze(1)), dim=1)
+    if not all(rows.starts[: x_RC.shape[0]]):
+        first_R = rows.context_len_R[: x_RC.shape[0]] == 1
+        seen_RKC[:, :-1].masked_fill_(first_R[:, None, None], 0)
+    state_NJC[row_R] = seen_RKC[:, 1:]
+    return F.silu((seen_RKC * weight_KC).sum(dim=1))
+
+
+def _chunk(x_TC: Tensor, weight_KC: Tensor, state_JC: Tensor, start: int) -> Tensor:
+    remembered, count = state_JC.shape[0], x_TC.shape[0]
+    seen = torch.empty(remembered + count, x_TC.shape[1], dtype=torch.float32, device=x_TC.device)
+    seen[:remembered] = state_JC if start > 0 else 0
+    seen[remembered:] = x_TC
+    state_JC.copy_(seen[count:])
+    total_TC = seen[:count] * weight_KC[0]
+    for k in range(1, remembered + 1):
+        total_TC.addcmul_(seen[k : k + count], weight_KC[k])
+    return F.silu(total_TC, inplace=True)

@@ -1,0 +1,47 @@
+"""A short causal convolution over each channel, with SiLU, for rows of any length (Gu and Dao 2023, Mamba).
+
+Legend: T tokens, C channels, K taps, J = K - 1 remembered inputs, N rows of the persistent batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from troth.ops.registry import Tolerance, op
+from troth.ops.rows import Rows
+
+
+@op(
+    tolerances={
+        torch.float32: Tolerance(1e-5, 1e-5, "a sum of K float32 products in another order, another exp"),
+        torch.bfloat16: Tolerance(1e-2, 1.6e-2, "one rounding of the output to 8 bits of mantissa"),
+        torch.float16: Tolerance(1e-3, 2e-3, "one rounding of the output to 11 bits of mantissa"),
+    }
+)
+def short_conv(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: Rows) -> Tensor:
+    """silu(sum over k of weight[k] * x[t - (K - 1) + k]), per row and channel.
+
+    Args:
+        x_TC: float [T, C]; the last dimension is contiguous, tokens may be strided.
+        weight_KC: float32 [K, C], oldest tap first.
+        state_NJC: float32 [N, J, C]: the last J inputs of each row, oldest first. Read where the row has computed tokens;
+            a row that starts at 0 has zeros before it, whatever its state holds. Overwritten in place.
+        rows: which tokens belong to which row.
+
+    Returns:
+        float [T, C], dtype of x; accumulated in float32, rounded once.
+    """
+    out_TC = torch.empty_like(x_TC, memory_format=torch.contiguous_format)
+    taps = weight_KC.shape[0]
+    begin = 0
+    for r in range(rows.num_rows):
+        count, state_JC = rows.num_new[r], state_NJC[rows.rows[r]]
+        before_JC = state_JC if rows.starts[r] > 0 else torch.zeros_like(state_JC)
+        seen = torch.cat((before_JC, x_TC[begin : begin + count].float()))
+        for t in range(count):
+            out_TC[begin + t] = F.silu((seen[t : t + taps] * weight_KC).sum(dim=0)).to(x_TC.dtype)
+        state_JC.copy_(seen[count:])
+        begin += count
+    return out_TC

@@ -1,0 +1,115 @@
+"""Owns one chat template: messages in, the text of the prompt out.
+
+Knows no token and no role rules; ``messages.py`` prepares the messages, ``prompt.py`` encodes the text. The dialect is
+that of Hugging Face's ``apply_chat_template``. Read next: ``template_sandbox.py``, ``template_source.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from jinja2.exceptions import TemplateError
+
+from troth.errors import ModelLoadError, RequestError
+from troth.text.template_sandbox import MAX_STEPS, Refused, TemplateEnvironment
+
+MAX_SOURCE_BYTES: Final = 2**20
+
+# What a template's own code can raise beside Jinja's errors: wrong types, missing keys, numbers, depth, size.
+_TEMPLATE_FAULTS: Final = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class ChatTemplate:
+    """A compiled template. Rendering has no side effects and may run in several threads at once."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str | None,
+        eos_token: str | None,
+        now: Callable[[], datetime] = datetime.now,
+        path: str = "chat_template",
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        """Compile ``source``.
+
+        Args:
+            source: Jinja, at most 1 MiB.
+            bos_token: Text of the BOS token; undefined in the template when None. ``eos_token`` likewise.
+            now: Clock behind ``strftime_now``.
+            path: Where the source comes from, for errors.
+            max_steps: Budget of one render (``template_sandbox.py``).
+
+        Raises:
+            ModelLoadError: too long, or not a template.
+        """
+        num_bytes = len(source.encode("utf-8", "surrogatepass"))
+        if num_bytes > MAX_SOURCE_BYTES:
+            raise ModelLoadError(f"has {num_bytes} bytes; {MAX_SOURCE_BYTES} are allowed", path=path)
+        self.source: Final = source
+        self._max_steps = max_steps
+        self._environment = TemplateEnvironment()
+        self._environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+        named = {"bos_token": bos_token, "eos_token": eos_token}
+        self._environment.globals.update({name: text for name, text in named.items() if text is not None})
+        try:
+            with self._environment.budget(max_steps):
+                self._template = self._environment.from_string(source)
+        except (*_TEMPLATE_FAULTS, SyntaxError) as error:
+            line = getattr(error, "lineno", None)
+            place = f" in line {line}" if line else ""
+            raise ModelLoadError(f"is not a chat template{place}: {_explain(error)}", path=path) from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a conversation.
+
+        Args:
+            messages: Plain JSON values.
+            tools: Tool declarations as plain JSON; None leaves ``tools`` undefined.
+            add_generation_prompt: End with the opening of the assistant's turn.
+            variables: Further names for the template, such as ``enable_thinking``. They do not replace the above.
+
+        Raises:
+            RequestError: the template refused the conversation, failed on it, or did too much work.
+        """
+        values: dict[str, Any] = {
+            **(variables or {}),
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if tools is not None:
+            values["tools"] = tools
+        try:
+            with self._environment.budget(self._max_steps):
+                return self._template.render(values)
+        except Refused as error:
+            raise RequestError(f"the chat template refuses this conversation: {error}", param="messages") from error
+        except _TEMPLATE_FAULTS as error:
+            raise RequestError(
+                f"the chat template failed on this conversation: {_explain(error)}", param="messages"
+            ) from error
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it nests too deeply"
+    return str(error) or type(error).__name__
