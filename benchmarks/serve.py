@@ -1,9 +1,8 @@
 """CPU per streamed token in the server process: HTTP, SSE and the engine socket, without a model.
 
-The engine is a FakeEngine in a process of its own, the clients are plain sockets in another; what is measured
-is all CPU time of the server's process, its socket threads included. The floor is the same process writing
-records of the same size straight to the same sockets. Run ``python -m benchmarks.serve``; the last line is
-JSON.
+The engine is a FakeEngine in a process of its own, the clients are plain sockets in another; what is measured is all
+CPU time of the server's process, its socket threads included. The floor is the same process writing records of the
+same size straight to the same sockets. Run ``python -m benchmarks.serve``; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ from troth.testing.fake_server import byte_model
 
 TARGET_US: Final = 60.0
 GATE: Final = ("tests/portable/test_serve_stream.py", "tests/portable/test_isolate.py")
-_RECORD: Final = (
-    b'ea\r\ndata: {"id":"chatcmpl-00000000000000000000000000000000","object":"chat.completion.chunk","created":1700000000,'
-    b'"model":"fake","choices":[{"index":0,"delta":{"content":"a"},"logprobs":null,"finish_reason":null}]}\n\n\r\n'
-)
+_RECORD: Final = b"ea\r\n" + b"x" * 0xEA + b"\r\n"
+"""As long as the record of one short token."""
 
 
 def read_all(port: int, num_streams: int, body: bytes) -> int:
     """Open the streams, send ``body`` on each, read all to their ends; return the records with a token."""
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]
+    head = "\r\n".join([*lines, "", ""])
     selector = selectors.DefaultSelector()
     for _ in range(num_streams):
         stream = socket.create_connection(("127.0.0.1", port))
@@ -65,9 +63,8 @@ async def served_us(num_streams: int, num_tokens: int, step_s: float) -> float:
     client.start()
     await client.ready()
     options = ServeOptions(port=0)
-    app = create_app([byte_model(client)], options)
     listener = bind(options)
-    server = server_for(app, options)
+    server = server_for(create_app([byte_model(client)], options), options, [client])
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "ignore_eos": True}
     spent = []
@@ -75,7 +72,6 @@ async def served_us(num_streams: int, num_tokens: int, step_s: float) -> float:
         spent.append(await _spend(listener.getsockname()[1], num_streams, body | {"max_tokens": tokens}))
     server.should_exit = True
     await serving
-    await client.aclose()
     listener.close()
     # What a request costs before its first token and after its last is in both runs.
     return (spent[1] - spent[0]) / (num_streams * (num_tokens - 8)) * 1e6

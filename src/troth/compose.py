@@ -6,10 +6,10 @@ Nothing else in the package imports both ring 2 and ring 3.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from troth.artifact.artifact import Artifact
 from troth.artifact.resolve import resolve as resolve_artifact
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from troth.config.facts import MachineFacts
     from troth.config.resolve import Resolved
     from troth.models.registry import Recognised
+    from troth.ops.registry import ProviderStatus
     from troth.run.worker import EngineThread
     from troth.text.chat_template import ChatTemplate
     from troth.text.defaults import GenerationDefaults
@@ -127,6 +128,7 @@ def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Plan
             kv_memory_bytes=engine.kv_memory_bytes,
         )
     )
+    memory = replace(memory, decisions=resolved.decisions + memory.decisions)
     return Planned(recognised, resolved, memory, model.name or artifact.name)
 
 
@@ -200,6 +202,34 @@ def start_engine(
         load_s=time.monotonic() - started,
     )
     return EngineThread(loop, info, clock=time.monotonic, downgrades=registry.fallbacks)
+
+
+def build_engine(options: dict[str, Any], progress: LoadProgress = no_progress) -> EngineThread:
+    """A ``runtime.engine_process.EngineFactory``: everything from finding the model to a running engine.
+
+    Args:
+        options: ``model`` and ``engine``, each the fields of its option class as JSON gives them back.
+        progress: told how far loading is.
+
+    Raises:
+        ModelLoadError, OptionError, OutOfMemory: as the functions above.
+    """
+    model, engine = ModelOptions(**options["model"]), EngineOptions(**options["engine"])
+    if engine.providers is not None:
+        engine = replace(engine, providers=tuple(engine.providers))  # JSON knows no tuples
+    artifact = find(model)
+    return start_engine(plan(artifact, model, engine), load_text(artifact, model), engine, progress)
+
+
+def provider_status(order: tuple[str, ...] | None = None) -> tuple[ProviderStatus, ...]:
+    """Fix the order of op providers for this process and tell which are in use, and why the others are not.
+
+    Raises:
+        OptionError: a provider in ``order`` is unknown or cannot run here.
+    """
+    from troth.ops import registry
+
+    return registry.activate(order)
 
 
 def require_fit(planned: Planned) -> None:

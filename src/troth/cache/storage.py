@@ -11,6 +11,7 @@ A pool of N blocks, per layer of its group (K key-value heads, S = 16 slots, D h
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,7 +69,12 @@ class CacheStorage:
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         try:
-            tensor = torch.zeros(shape, dtype=dtype, device=device)
+            if device.type == "cpu":
+                # calloc'ed pages cost nothing until a block is used; torch.zeros would touch them all (3 s for 3 GB).
+                raw = np.zeros(torch.Size(shape).numel() * dtype.itemsize, dtype=np.uint8)
+                tensor = torch.from_numpy(raw).view(dtype).view(shape)
+            else:
+                tensor = torch.zeros(shape, dtype=dtype, device=device)
         except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
             wanted = torch.Size(shape).numel() * dtype.itemsize
             free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0

@@ -30,6 +30,13 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return read
 
 
+def some_text(text: str) -> str:
+    """Any text but the empty one."""
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
 def number(text: str) -> float:
     """A finite decimal number."""
     try:

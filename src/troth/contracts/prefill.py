@@ -1,6 +1,6 @@
 """The prefill planner: how far the next chunk of one prompt goes. A pure function of integers.
 
-One prompt of ``length`` tokens is fed in chunks of at most ``chunk`` tokens. A chunk never runs past ``snapshot_at``,
+One prompt of ``length`` tokens is fed in chunks of at most ``chunk`` tokens. A chunk never runs past ``checkpoint_at``,
 so that a checkpoint can be taken exactly there. With ``tail_split`` the last token is fed alone, so that its logits
 come from the same width-1 computation as every later decode.
 """
@@ -25,12 +25,12 @@ class PrefillStep:
     """decode: one token wide; chunk: a full chunk; tail: anything narrower than planned."""
     yields: bool
     """Whether the caller should look at other work before the next step."""
-    snapshot: bool
+    checkpoint: bool
     """Whether a checkpoint belongs at ``end``."""
 
 
 def next_prefill_step(
-    length: int, position: int, chunk: int, *, tail_split: bool = False, snapshot_at: int | None = None
+    length: int, position: int, chunk: int, *, tail_split: bool = False, checkpoint_at: int | None = None
 ) -> PrefillStep:
     """Plan the next step of a prompt.
 
@@ -39,7 +39,7 @@ def next_prefill_step(
         position: tokens already fed, 0 <= position < length.
         chunk: most tokens per step, at least 1.
         tail_split: feed the last token alone.
-        snapshot_at: prompt position of a wanted checkpoint, 0 <= snapshot_at <= length; at or behind ``position``, or
+        checkpoint_at: prompt position of a wanted checkpoint, 0 <= checkpoint_at <= length; at or behind ``position``, or
             at ``length``, it asks for nothing.
 
     Raises:
@@ -51,14 +51,14 @@ def next_prefill_step(
         raise ValueError(f"chunk must be at least 1, not {chunk}")
     if not 0 <= position < length:
         raise ValueError(f"position must be in 0..{length - 1}, not {position}")
-    if snapshot_at is not None:
-        _require_int("snapshot_at", snapshot_at)
-        if not 0 <= snapshot_at <= length:
-            raise ValueError(f"snapshot_at must be in 0..{length}, not {snapshot_at}")
-        if position < snapshot_at < length:
-            end = min(position + chunk, snapshot_at)
+    if checkpoint_at is not None:
+        _require_int("checkpoint_at", checkpoint_at)
+        if not 0 <= checkpoint_at <= length:
+            raise ValueError(f"checkpoint_at must be in 0..{length}, not {checkpoint_at}")
+        if position < checkpoint_at < length:
+            end = min(position + chunk, checkpoint_at)
             phase = _phase(end - position, chunk)
-            return PrefillStep(position, end, False, phase, True, end == snapshot_at)
+            return PrefillStep(position, end, False, phase, True, end == checkpoint_at)
 
     remaining = length - position
     if remaining > (1 if tail_split else chunk):

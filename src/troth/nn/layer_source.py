@@ -84,7 +84,6 @@ class LayerSource:
 
 
 def _same(a: RawWeight, b: RawWeight) -> bool:
-    if isinstance(a, QuantTensor) or isinstance(b, QuantTensor):
-        both = isinstance(a, QuantTensor) and isinstance(b, QuantTensor)
-        return both and a.ggml_type == b.ggml_type and torch.equal(a.raw, b.raw)
-    return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, QuantTensor):
+        return isinstance(b, QuantTensor) and a.ggml_type == b.ggml_type and torch.equal(a.raw, b.raw)
+    return not isinstance(b, QuantTensor) and a.dtype == b.dtype and torch.equal(a, b)

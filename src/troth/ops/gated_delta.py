@@ -23,7 +23,7 @@ NORM_EPS = 1e-6
 
 @op(
     tolerances={
-        torch.float32: Tolerance(1e-4, 1e-4, "a recurrence of float32 steps solved 64 at a time"),
+        torch.float32: Tolerance(2e-5, 2e-5, "a recurrence of float32 steps solved 64 at a time"),
         torch.bfloat16: Tolerance(1e-2, 1.6e-2, "the output is rounded to 8 bits of mantissa"),
         torch.float16: Tolerance(2e-3, 2e-3, "the output is rounded to 11 bits of mantissa"),
     }

@@ -35,3 +35,8 @@ class Rows:
     def num_rows(self) -> int:
         """Rows in the step."""
         return len(self.num_new)
+
+    def side_by_side(self, count: int) -> slice | None:
+        """The first ``count`` rows of the step as a slice of per-row state, or None when they do not lie in order."""
+        first = self.rows[0]
+        return slice(first, first + count) if self.rows[:count] == list(range(first, first + count)) else None

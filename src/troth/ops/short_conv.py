@@ -26,8 +26,8 @@ def short_conv(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: Rows) -
     Args:
         x_TC: float [T, C]; the last dimension is contiguous, tokens may be strided.
         weight_KC: float32 [K, C], oldest tap first.
-        state_NJC: float32 [N, J, C]: the last J inputs of each row, oldest first. Read where the row has computed tokens;
-            a row that starts at 0 has zeros before it, whatever its state holds. Overwritten in place.
+        state_NJC: float32 [N, J, C]: the last J inputs of each row, oldest first. Read where the row has computed
+            tokens; a row that starts at 0 has zeros before it, whatever its state holds. Overwritten in place.
         rows: which tokens belong to which row.
 
     Returns:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from troth.contracts.events import FinishReason, Segment, TokenText
 from troth.contracts.plan import TokenLogprobs
 from troth.contracts.request import Request
-from troth.text.detokenize import Detokenizer
+from troth.text.detokenize import Detokenizer, TokenBytes
 from troth.text.stop import StopMatcher
-from troth.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,10 @@ class Emission:
 class Emitter:
     """Owns the text state of one request."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: TokenBytes) -> None:
         self._eos_ids = request.eos_ids
         self._wants_logprobs = request.sampling.logprobs is not None
-        self._detokenizer = Detokenizer(tokenizer, skip_special=not request.echo_special)
+        self._detokenizer = Detokenizer(tokenizer, skip_special=not request.echo_special, at_start=False)
         self._stops = StopMatcher(request.stop) if request.stop else None
         self._num_prompt = len(request.prompt_ids)
         self._pending: list[TokenText] = []

@@ -32,7 +32,7 @@ from troth.errors import (
 )
 from troth.run.emit import Emission, Emitter
 from troth.schedule.scheduler import RowOutcome, Scheduler
-from troth.text.tokenizer import Tokenizer
+from troth.text.detokenize import TokenBytes
 
 
 class Sink(Protocol):
@@ -78,7 +78,7 @@ class EngineLoop:
         self,
         scheduler: Scheduler,
         runner: StepRunner,
-        tokenizer: Tokenizer,
+        tokenizer: TokenBytes,
         *,
         clock: Clock,
         pipeline_depth: int = 0,

@@ -1,7 +1,7 @@
 """One child process that runs ``engine_process``, with the socket it is spoken to through.
 
-Owns the process, a private socket and their end; refuses to know what the messages mean beyond the first,
-Hello. Read next: ``isolate.py``, which makes an EngineClient of it.
+Owns the process, a private socket and their end; refuses to know what the messages mean beyond the first, Hello. Read
+next: ``isolate.py``, which makes an EngineClient of it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ _LAST_WORDS_S: Final = 1.0
 
 
 class EngineChild:
-    """A running engine process. Started by the constructor, on the running loop; ended by ``stop`` or by
-    itself.
+    """A running engine process: started by the constructor, on the running loop, and ended by ``stop`` or by itself.
 
     Args:
         factory, options: see ``EngineSpec``.
         on_frame: called with each frame of the child, Hello included.
         on_exit: called once with the exit code (negative: the signal) after the process ended.
+
+    Raises:
+        OSError: no process, socket or folder could be had.
     """
 
     def __init__(
@@ -70,13 +72,13 @@ class EngineChild:
         try:
             socket = open_socket(self._context, zmq.ROUTER)
             endpoint = _bind(socket, self._folder)
-            self._socket = FrameSocket(socket, self._receive)
             spec = EngineSpec(endpoint=endpoint, token=self._token, factory=factory, options=dict(options))
             self._process = _spawn(spec)
         except BaseException:
             self._context.destroy(linger=0)
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
+        self._socket = FrameSocket(socket, self._receive)
         self.pid = self._process.pid
         threading.Thread(target=self._wait, name=f"troth-wait-{self.pid}", daemon=True).start()
 
@@ -121,8 +123,7 @@ class EngineChild:
             if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token, self._token):
                 raise StreamProtocol("a stranger spoke on the socket of an engine process; ignored")
             self._identity = identity
-            # Both ends hold the connection now; without the file nobody else can, and a killed server leaves
-            # nothing.
+            # Both ends hold the connection now: nobody else needs the file, and a killed server leaves nothing.
             shutil.rmtree(self._folder, ignore_errors=True)
             for unsent in self._unsent:
                 self._socket.send(identity, unsent)

@@ -1,11 +1,10 @@
 """The main of an engine process: builds an engine by import path and serves it over one socket.
 
-Refuses to know what the engine is made of (``contracts/ports.py`` is all it sees) and what HTTP is. It ends
-when asked to or when the server that started it is gone. Read next: ``isolate.py``, the other end.
+Refuses to know what the engine is made of (``contracts/ports.py`` is all it sees) and what HTTP is. It ends when
+asked to or when the server that started it is gone. Read next: ``isolate.py``, the other end.
 
-Run as ``python -m troth.runtime.engine_process`` with one line of JSON (``EngineSpec``) on standard input.
-The input then stays
-open: its end is the death of the server.
+Run as ``python -m troth.runtime.engine_process`` with one line of JSON (``EngineSpec``) on standard input. The input
+then stays open: its end is the death of the server.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ class LoadReport(Protocol):
 
 
 class EngineFactory(Protocol):
-    """What an import path in EngineSpec must name. Called once, in a worker thread, and may take as long as
-    it needs.
+    """What an import path in EngineSpec must name. Called once, in a worker thread, and may take as long as it needs.
 
     The engine's ``submit``, ``status`` and ``aclose`` are then called on the process's event loop.
     """
@@ -203,8 +201,7 @@ class EngineProcess:
             else:
                 self._loop.call_soon_threadsafe(built.set_result, engine)
 
-        # A daemon of our own, not a pool's worker: a pool is joined at exit, and loading cannot be
-        # interrupted.
+        # A daemon of our own, not a pool's worker: a pool is joined at exit, and loading cannot be interrupted.
         threading.Thread(target=build, name="troth-load", daemon=True).start()
         return await built
 
@@ -271,8 +268,7 @@ class EngineProcess:
         started.add_done_callback(self._running.discard)
 
     def _send_item(self, one: Item) -> None:
-        # All relays that one engine step woke run in the same turn of the loop; the flush after it makes one
-        # frame.
+        # All relays that one engine step woke run in the same turn of the loop; the flush after it makes one frame.
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(one)

@@ -1,7 +1,7 @@
 """The events of one request between an engine handle and its single consumer.
 
-Refuses to know where events come from. The producer keeps the queue, the consumer keeps the stream; when the
-consumer drops the stream, the request is cancelled. Read next: ``isolate.py``.
+Refuses to know where events come from. The producer keeps the queue, the consumer keeps the stream; when the consumer
+drops the stream, the request is cancelled. Read next: ``isolate.py``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class TokenCount:
 
 
 class EventQueue:
-    """The producer's end. Lives on the event loop it was created on; only ``QueuedEvents.cancel`` may leave
-    its thread.
+    """The producer's end. Lives on the event loop it was created on; only ``QueuedEvents.cancel`` may leave its
+    thread.
 
     Args:
         request_id: the request the events belong to.

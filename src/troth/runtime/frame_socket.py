@@ -1,8 +1,8 @@
 """A ZeroMQ socket on an asyncio loop: frames in by callback, frames out without waiting.
 
-Refuses to know what is in a frame. Each engine step is a frame, so sending must not need a coroutine; a frame
-costs 70 % of what it does through zmq.asyncio (2 cores, loopback). Read next: ``isolate.py`` and
-``engine_process.py``, its two users.
+Refuses to know what is in a frame. Each engine step is a frame, so sending must not need a coroutine; a frame costs
+70 % of what it does through zmq.asyncio (2 cores, loopback). Read next: ``isolate.py`` and ``engine_process.py``, its
+two users.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An engine in a process of its own, seen as an EngineClient.
 
-Owns the process, its socket and its restarts; refuses to know HTTP and what the engine is made of. A crash of
-the process fails its requests and nothing else. Read next: ``child.py``, ``wire.py``, ``engine_process.py``.
+Owns the process, its socket and its restarts; refuses to know HTTP and what the engine is made of. A crash of the
+process fails its requests and nothing else. Read next: ``child.py``, ``wire.py``, ``engine_process.py``.
 
     states: loading -> ready -> (crash) loading ... -> failed
             any of them -> closed
@@ -79,8 +79,8 @@ NEVER_RESTART: Final = RestartPolicy(max_restarts=0)
 class ProcessEngineClient:
     """An EngineClient whose engine runs in a child process.
 
-    Lives on one event loop: ``start`` and everything after it are called there; ``QueuedEvents.cancel`` may
-    come from any thread.
+    Lives on one event loop: ``start`` and everything after it are called there; ``QueuedEvents.cancel`` may come from
+    any thread.
 
     Args:
         factory: ``package.module:function``, an ``engine_process.EngineFactory``.
@@ -212,7 +212,10 @@ class ProcessEngineClient:
 
     def _spawn(self) -> None:
         self._restart_timer = None
-        self._child = EngineChild(self._factory, self._options, self._receive, self._on_exit)
+        try:
+            self._child = EngineChild(self._factory, self._options, self._receive, self._on_exit)
+        except OSError as error:
+            self._fail(DeviceError(f"{self._name}: no process for the engine: {error}"))
 
     def _dispose(self, child: EngineChild) -> None:
         child.dispose()
@@ -229,14 +232,8 @@ class ProcessEngineClient:
             case Status(ask, status):
                 if (answer := self._asks.get(ask)) is not None and not answer.done():
                     answer.set_result(status)
-            case Hello(version, pid=pid) if version != WIRE_VERSION:
-                self._fail(
-                    StreamProtocol(
-                        f"{self._name}: engine process {pid} speaks wire version {version}, this server "
-                        f"{WIRE_VERSION}; "
-                        "restart the server, troth was upgraded under it"
-                    )
-                )
+            case Hello(version) if version != WIRE_VERSION:
+                self._refuse_version(version)
             case Loading(stage, done, total):
                 self._progress = f"{stage} {100 * done // total} %" if total else stage
             case Ready(info) if self._state == "loading":
@@ -246,6 +243,17 @@ class ProcessEngineClient:
                 self._fail(_LOAD_ERRORS.get(kind, DeviceError)(message))
             case Closed() if self._child is not None:
                 self._child.last_frame_came()
+
+    def _refuse_version(self, version: int) -> None:
+        assert self._child is not None, "only a child says hello"
+        self._fail(
+            StreamProtocol(
+                f"{self._name}: engine process {self._child.pid} speaks wire version {version}, this server "
+                f"{WIRE_VERSION}; restart the server, troth was upgraded under it"
+            )
+        )
+        # It may not understand Close either.
+        self._child.kill()
 
     def _on_exit(self, exit_code: int) -> None:
         child = self._child

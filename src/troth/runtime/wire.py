@@ -1,11 +1,9 @@
 """The messages between a server and its engine processes, and their bytes.
 
-Refuses to know sockets and processes: bytes in, typed messages out, and back. Read next:
-``engine_process.py``.
+Refuses to know sockets and processes: bytes in, typed messages out, and back. Read next: ``engine_process.py``.
 
-A frame is one MessagePack array: the message's number, then its fields in order; contract dataclasses inside
-it are maps keyed by field name. A frame that does not decode to exactly one known message raises
-StreamProtocol.
+A frame is one MessagePack array: the message's number, then its fields in order; contract dataclasses inside it are
+maps keyed by field name. A frame that does not decode to exactly one known message raises StreamProtocol.
 """
 
 from __future__ import annotations

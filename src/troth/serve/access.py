@@ -61,8 +61,7 @@ class Access:
             return True
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        # Every key is compared, so that the time tells nothing about which one came near. Headers are
-        # latin-1.
+        # Every key is compared, so that the time tells nothing about which one came near. Headers are latin-1.
         return sum(hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys) > 0
 
     def _is_foreign_post(self, scope: Scope, headers: Headers) -> bool:

@@ -112,8 +112,7 @@ class _Edge:
         try:
             await self._app(scope, receive, named_send)
         except Exception:
-            # Starlette raises a bug again after _on_bug has answered it; the server need not hear of it
-            # twice.
+            # Starlette raises a bug again after _on_bug has answered it; the server need not hear of it twice.
             if not complete:
                 raise
         finally:

@@ -6,7 +6,7 @@ Refuses to know what is in them. Read next: ``fields.py``.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, NoReturn
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
@@ -50,16 +50,17 @@ class BodyReader:
             Busy: too many large bodies are arriving at once.
             ClientGone: the client closed the connection.
         """
-        declared = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "0")
         if not (declared.isascii() and declared.isdigit()):
             raise HttpError(400, f"content-length must be a number, not {declared!r}", code="invalid_header")
-        body = bytearray()
+        if int(declared) > self._max_bytes:
+            # A client that asks before it sends need only be told.
+            await self._refuse(receive, more="expect" not in headers)
+        body, more = bytearray(), True
         try:
             async with asyncio.timeout(self._timeout_s):
-                if int(declared) > self._max_bytes:
-                    await self._refuse(receive)
-                more = True
-                while more:
+                while more and len(body) <= self._max_bytes:
                     message = await receive()
                     if message["type"] != "http.request":
                         raise ClientGone
@@ -67,8 +68,6 @@ class BodyReader:
                     self._held_bytes += len(chunk)
                     body += chunk
                     more = message.get("more_body", False)
-                    if len(body) > self._max_bytes:
-                        await self._refuse(receive)
                     if self._held_bytes > _HELD_BODIES * self._max_bytes:
                         raise Busy("too many large requests are arriving at once; try again in a moment")
         except TimeoutError:
@@ -80,18 +79,19 @@ class BodyReader:
             ) from None
         finally:
             self._held_bytes -= len(body)
+        if len(body) > self._max_bytes:
+            await self._refuse(receive, more=more)
         return bytes(body)
 
-    async def _refuse(self, receive: Receive) -> None:
-        # A client that is still sending would find its connection reset instead of the answer.
+    async def _refuse(self, receive: Receive, *, more: bool) -> NoReturn:
+        """Raise 413, after reading on for a while: a client still sending would see a reset, not the answer."""
         discarded = 0
         try:
             async with asyncio.timeout(_DISCARD_S):
-                while discarded < self._max_bytes:
+                while more and discarded < self._max_bytes:
                     message = await receive()
                     discarded += len(message.get("body", b""))
-                    if message["type"] != "http.request" or not message.get("more_body", False):
-                        break
+                    more = message["type"] == "http.request" and message.get("more_body", False)
         except TimeoutError:
             pass
         raise HttpError(

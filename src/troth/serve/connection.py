@@ -1,9 +1,7 @@
-"""The server's side of one HTTP connection: uvicorn's, with a header timeout and a short way for stream
-records.
+"""The server's side of one HTTP connection: uvicorn's, with a header timeout and a short way for stream records.
 
-Refuses to know what is streamed. Framing a record in h11 takes 9.7 us of CPU, writing it as an HTTP chunk
-here 0.3 us (one core, Python 3.11), and a stream is one record per token. Read next: ``sse.py``,
-``listen.py``.
+Refuses to know what is streamed. Framing a record in h11 takes 9.7 us of CPU, writing it as an HTTP chunk here 0.3 us
+(one core, Python 3.11), and a stream is one record per token. Read next: ``sse.py``, ``listen.py``.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ class Connection(H11Protocol):
     async def write(self, body: bytes) -> None:
         """Send a piece of the streamed body; waits while the client does not keep up.
 
-        Only between the start and the end of a response without content-length, which are ordinary ASGI
-        messages.
+        Only between the start and the end of a response without content-length, which are ordinary ASGI messages.
         """
         if self.flow.write_paused:
             await self.flow.drain()

@@ -1,8 +1,7 @@
 """The one table from errors to HTTP, in the OpenAI shape.
 
-Every class of ``troth.errors`` is mapped here and nowhere else; an engine's Failed event is looked up by the
-class it names. Read next: ``generation.py``, which decides whether an error becomes a status or a line in a
-stream.
+Every class of ``troth.errors`` is mapped here and nowhere else; an engine's Failed event is looked up by the class it
+names. Read next: ``generation.py``, which decides whether an error becomes a status or a line in a stream.
 """
 
 from __future__ import annotations
@@ -47,6 +46,8 @@ _TABLE: Final[dict[str, _Row]] = {
     "TrothError": _Row(500, _SERVER, "internal_error"),
 }
 _DEFAULT_RETRY_AFTER_S: Final = 1.0
+_MAX_MESSAGE: Final = 1000
+"""Characters; a message may quote what the client sent."""
 
 
 class HttpError(TrothError):
@@ -74,18 +75,13 @@ class EngineFailure(TrothError):
         self.failed = failed
 
 
-def status_of(error: TrothError) -> int:
-    """The HTTP status of an error."""
-    return _row(error).status
-
-
 def error_object(error: TrothError) -> dict[str, Any]:
     """``{"error": {...}}`` in the OpenAI shape."""
     source = error.failed if isinstance(error, EngineFailure) else error
-    row = _row(error)
+    row, message = _row(error), str(error)
     return {
         "error": {
-            "message": str(error),
+            "message": message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}...",
             "type": row.type,
             "param": getattr(source, "param", None),
             "code": row.code or getattr(source, "code", None),

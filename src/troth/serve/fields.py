@@ -1,8 +1,7 @@
 """A JSON object read field by field, with errors that name the field.
 
-Refuses to know which API it reads. An explicit null means absent; whatever nobody asked for is listed by
-``unknown``. Read
-next: ``sampling.py``, ``openai_chat.py``.
+Refuses to know which API it reads. An explicit null means absent; whatever nobody asked for is listed by ``unknown``.
+Read next: ``sampling.py``, ``openai_chat.py``.
 """
 
 from __future__ import annotations

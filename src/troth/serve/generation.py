@@ -1,9 +1,8 @@
-"""Runs generations: hands requests to the engine, answers streamed or whole, and ends them when the client
-does.
+"""Runs generations: hands requests to the engine, answers streamed or whole, and ends them when the client does.
 
-Refuses to know how bodies look (``openai_chat.py``, ``openai_completions.py``). The status of a stream is
-decided by the engine's first event that says anything; errors after it are records of the stream. Read next:
-``sse.py``, ``errors.py``.
+Refuses to know how bodies look (``openai_chat.py``, ``openai_completions.py``). The status of a stream is decided by
+the engine's first event that says anything; errors after it are records of the stream. Read next: ``sse.py``,
+``errors.py``.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class GenerationEndpoint:
                     reason = "consumer_idle"
                     run.sink.abort()
                     raise ClientGone
-                await run.sink.keep_alive(self._keepalive_s)
+                await run.break_silence(self._keepalive_s)
         finally:
             run.cancel(reason)
             work.cancel()
@@ -132,6 +131,10 @@ class _Run:
         self._generation = generation
         self._reply = generation.reply
         self._metrics = metrics
+        self._is_admitted = False
+        """Whether the engine has taken up the prompt."""
+        self._open = False
+        """Whether the opening records of all choices are out."""
         self._opening = asyncio.Lock()
         self._eta = _Eta()
         client = generation.model.client
@@ -141,6 +144,12 @@ class _Run:
         """Stop what still runs in the engine."""
         for stream in self._streams:
             stream.cancel(reason)
+
+    async def break_silence(self, keepalive_s: float) -> None:
+        """Send a keep-alive if one is due; a stream whose first chunk takes this long is begun for it."""
+        if self._is_admitted and self.sink.is_silent(keepalive_s):
+            await self._begin()
+        await self.sink.keep_alive(keepalive_s)
 
     async def answer(self) -> None:
         """Generate and send the whole answer."""
@@ -167,7 +176,7 @@ class _Run:
         reply, sink = self._reply, self.sink
         async for event in stream:
             if isinstance(event, Segment):
-                if not sink.begun:
+                if not self._open:
                     await self._begin()
                 if records := reply.segment(choice, event):
                     await sink.write(records)
@@ -182,14 +191,16 @@ class _Run:
 
     async def _begin(self) -> None:
         async with self._opening:
-            if not self.sink.begun:
+            if not self._open:
                 await self.sink.begin(self._reply.opening())
+                self._open = True
 
     async def _progress(self, choice: int, event: Queued | Prefill) -> None:
         if isinstance(event, Prefill):
-            eta_s = self._eta.after(event)
+            eta_s = self._eta.after(event) if choice == 0 else None
             if event.num_done == 0:
                 # An engine may still refuse a prompt that does not fit, with a status of its own.
+                self._is_admitted = True
                 return
             counts = {"done": event.num_done, "cached": event.num_cached, "total": event.num_total}
             notice: dict[str, Any] = {"prefill": {**counts, "eta_s": eta_s}}

@@ -1,8 +1,7 @@
 """Log-probabilities in the two shapes of the OpenAI API.
 
-Refuses to know where the numbers come from. An entry is made for every emitted token, the one that ended the
-answer included, so entries and ``completion_tokens`` agree. Read next: ``openai_chat.py``,
-``openai_completions.py``.
+Refuses to know where the numbers come from. An entry is made for every emitted token, the one that ended the answer
+included, so entries and ``completion_tokens`` agree. Read next: ``openai_chat.py``, ``openai_completions.py``.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def chat_entries(tokens: Iterable[TokenText], tokenizer: Tokenizer) -> list[dict
 class LegacyLogprobs:
     """Builds ``choices[].logprobs`` of one legacy completion, piece by piece.
 
-    ``text_offset`` is the character of ``text`` (the echoed prompt included) where a token begins; a token
-    that begins inside a character has the offset of that character.
+    ``text_offset`` is the character of ``text`` (the echoed prompt included) where a token begins; a token that
+    begins inside a character has the offset of that character, a control token that of what follows it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -78,8 +77,10 @@ class LegacyLogprobs:
         }
         for token_id, entry in tokens:
             data = self._tokenizer.token_bytes(token_id)
-            inside = bool(data) and data[0] & 0xC0 == 0x80
             pieces["tokens"].append(token_name(data))
+            if self._tokenizer.is_special(token_id):
+                data = b""
+            inside = bool(data) and data[0] & 0xC0 == 0x80
             pieces["text_offset"].append(max(0, self._num_begun - inside))
             pieces["token_logprobs"].append(None if entry is None else max(entry.logprob, _FLOOR))
             pieces["top_logprobs"].append(self._top(entry, num_top))

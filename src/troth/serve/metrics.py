@@ -1,7 +1,6 @@
 """GET /metrics: counters in the Prometheus text format.
 
-Refuses to know HTTP bodies. Nothing here is called per token. Read next: ``status.py``, the same facts as
-JSON.
+Refuses to know HTTP bodies. Nothing here is called per token. Read next: ``status.py``, the same facts as JSON.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the server needs to know about one model: an engine handle, how prompts are built, and generation
-defaults.
+"""What the server needs to know about one model: an engine handle, how prompts are built, and generation defaults.
 
-Refuses to know how any of them is made; ``text/`` and ``compose.py`` provide the real ones, ``testing/`` the
-fakes. Read next: ``openai_chat.py``.
+Refuses to know how any of them is made; ``text/`` and ``compose.py`` provide the real ones, ``testing/`` the fakes.
+Read next: ``openai_chat.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Prompt(Protocol):
 
     @property
     def text(self) -> str:
-        """What was tokenised."""
+        """What was tokenised; empty for a prompt given as ids."""
 
     @property
     def ids(self) -> Sequence[int]:
@@ -44,12 +43,12 @@ class Prompts(Protocol):
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         continue_final: bool = False,
     ) -> Prompt:
-        """Render a conversation; ``continue_final`` leaves the last message open."""
+        """Check and render a conversation; ``continue_final`` leaves the last message open."""
 
     def completion(self, text: str) -> Prompt:
         """Tokenise plain text."""
@@ -73,7 +72,10 @@ class Tokenizer(Protocol):
         """The text of tokens, with or without that of control tokens."""
 
     def token_bytes(self, token_id: int, /) -> bytes:
-        """What one token adds to the text."""
+        """The bytes one token stands for; a control token's are its own text."""
+
+    def is_special(self, token_id: int, /) -> bool:
+        """Whether a token is a control token, which is not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: its body, and its answer whole and streamed.
 
-Refuses to know how the answer is fetched (``generation.py``) and how messages become tokens (``text/``).
-Format: the public OpenAI API reference, chat completions. Read next: ``reply.py``, ``messages.py``.
+Refuses to know how the answer is fetched (``generation.py``) and how messages become tokens (``text/``). Format: the
+public OpenAI API reference, chat completions. Read next: ``reply.py``, ``messages.py``.
 """
 
 from __future__ import annotations

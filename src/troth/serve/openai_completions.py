@@ -1,14 +1,14 @@
 """POST /v1/completions: its body, and its answer whole and streamed.
 
-Refuses to know how the answer is fetched (``generation.py``). Format: the public OpenAI API reference,
-completions (legacy). Read next: ``reply.py``, ``logprobs.py``.
+Refuses to know how the answer is fetched (``generation.py``). Format: the public OpenAI API reference, completions
+(legacy). Read next: ``reply.py``, ``logprobs.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 from troth.contracts.events import Completed, Segment
 from troth.contracts.sampling import MAX_TOP_LOGPROBS
@@ -49,7 +49,7 @@ def read_completion(fields: Fields, models: ModelList) -> Generation:
     head = RecordHead("cmpl", model)
     prompts = _prompts(fields, model.prompts)
     requests = engine_requests(head.generation_id, prompts, wishes, model, info)
-    echoed = [prompts[choice // wishes.num_choices] if echo else None for choice in range(len(requests))]
+    echoed = [_Echo.of(prompt, model) if echo else None for prompt in prompts for _ in range(wishes.num_choices)]
     return Generation(
         model=model,
         requests=requests,
@@ -59,18 +59,30 @@ def read_completion(fields: Fields, models: ModelList) -> Generation:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """A prompt that is repeated before its answer."""
+
+    text: str
+    ids: Sequence[int]
+
+    @classmethod
+    def of(cls, prompt: Prompt, model: ServedModel) -> Self:
+        return cls(prompt.text or model.tokenizer.decode(prompt.ids), prompt.ids)
+
+
 class CompletionReply:
     """Writes legacy completions and their chunks.
 
     Args:
         head: the generation's first fields.
-        echoed: the prompt of each choice that is repeated before its answer, or None.
+        echoed: what each choice repeats before its answer.
         num_top: log-probabilities wanted, or None.
         model: whose tokens they are.
     """
 
     def __init__(
-        self, head: RecordHead, echoed: Sequence[Prompt | None], num_top: int | None, model: ServedModel
+        self, head: RecordHead, echoed: Sequence[_Echo | None], num_top: int | None, model: ServedModel
     ) -> None:
         self._head = head
         self._echoed = echoed

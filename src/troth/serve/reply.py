@@ -1,7 +1,7 @@
 """What one HTTP generation is: its engine requests, and how its answer is written.
 
-Refuses to know how answers are fetched and sent. Read next: ``openai_chat.py`` and ``openai_completions.py``
-(what builds it), ``generation.py`` (what runs it).
+Refuses to know how answers are fetched and sent. Read next: ``openai_chat.py`` and ``openai_completions.py`` (what
+builds it), ``generation.py`` (what runs it).
 """
 
 from __future__ import annotations

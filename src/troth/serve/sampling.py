@@ -1,8 +1,7 @@
 """Sampling values, limits and stop strings of a request body, the same for every OpenAI endpoint.
 
-Refuses to know messages and prompts. Bounds live in ``contracts/sampling.py``; this file reads types and
-names fields. Read
-next: ``openai_chat.py``.
+Refuses to know messages and prompts. Bounds live in ``contracts/sampling.py``; this file reads types and names
+fields. Read next: ``openai_chat.py``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from troth.serve.model import ModelList, ServedModel
 
 
 class TokenRoutes:
-    """Handlers of the tokenizer routes; both work while the engine still loads."""
+    """Handlers of the tokenizer routes."""
 
     def __init__(self, models: ModelList, bodies: BodyReader) -> None:
         self._models = models

@@ -1,4 +1,4 @@
-"""A tokenizer and a prompt builder that need no files: one token per byte, a chat in one line per message.
+"""A tokenizer and a prompt builder that need no files: one token per byte, one line per message.
 
 Shipped so that code that talks to an engine can be tested without a model. Read next: ``fake_engine.py``.
 """
@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from troth.errors import ContextExceeded, RequestError
+from troth.text.messages import normalise_messages
 
 EOS_ID: Final = 256
+EOS_TEXT: Final = b"<end>"
 
 
 class ByteTokenizer:
-    """Token ids 0..255 are the bytes of UTF-8, 256 ends an answer and has no text."""
+    """Token ids 0..255 are the bytes of UTF-8, 256 ends an answer."""
 
     vocab_size: Final = 257
     eos_ids: Final = frozenset({EOS_ID})
+    drops_first_space: Final = False
 
     def encode(self, text: str) -> list[int]:
         """The bytes of ``text``."""
@@ -26,11 +29,20 @@ class ByteTokenizer:
 
     def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(self.token_bytes(token_id) for token_id in token_ids).decode(errors="replace")
+        shown = (one for one in token_ids if not (skip_special and self.is_special(one)))
+        return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to the text."""
-        return bytes([token_id]) if token_id < EOS_ID else b""
+        """The byte of a token; the end's own text."""
+        return bytes([token_id]) if token_id < EOS_ID else EOS_TEXT
+
+    def shown_bytes(self, token_id: int, skip_special: bool) -> bytes:
+        """The bytes a reader sees of one token."""
+        return b"" if skip_special and self.is_special(token_id) else self.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is the end."""
+        return token_id >= EOS_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,7 @@ class BytePrompts:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         continue_final: bool = False,
@@ -64,7 +76,7 @@ class BytePrompts:
         if tools:
             raise RequestError("the byte chat format has no tools", param="tools")
         head = "".join(f"{name}={value}\n" for name, value in (variables or {}).items())
-        text = head + "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+        text = head + "\n".join(f"{message['role']}: {message['content']}" for message in normalise_messages(messages))
         if continue_final:
             return self._prompt(text, None)
         history = text + "\n"
@@ -79,7 +91,7 @@ class BytePrompts:
         for token_id in ids:
             if not 0 <= token_id < ByteTokenizer.vocab_size:
                 raise RequestError(f"token id {token_id} is not in 0..{ByteTokenizer.vocab_size - 1}", param="prompt")
-        return BytePrompt(self._tokenizer.decode(ids), tuple(ids))
+        return BytePrompt("", tuple(ids))
 
     def _prompt(self, text: str, boundary: int | None) -> BytePrompt:
         ids = tuple(self._tokenizer.encode(text))

@@ -57,20 +57,27 @@ def play(answer: FakeAnswer, request: Request, room_tokens: int) -> Iterator[lis
         done = min(start + answer.chunk_tokens, total)
         yield [Prefill(num_done=done, num_cached=cached, num_total=total)]
     prefilled = time.monotonic()
-    tokens = list(itertools.islice(_tokens(answer, request), request.max_tokens or room_tokens))
-    yield from _segments(tokens, answer, request)
+    tokens = itertools.islice(_tokens(answer, request), request.max_tokens or room_tokens)
+    writer = _Writer(request)
+    step = list(itertools.islice(tokens, answer.step_tokens))
+    while step:
+        if answer.failure is not None and writer.num_emitted >= answer.fail_at:
+            yield [answer.failure]
+        following = list(itertools.islice(tokens, answer.step_tokens))
+        yield writer.segments(step, final=not following)
+        last, step = step[-1], following
     usage = Usage(
         num_prompt_tokens=total,
-        num_completion_tokens=len(tokens),
+        num_completion_tokens=writer.num_emitted,
         num_cached_tokens=cached,
-        num_reasoning_tokens=sum(token.kind == "reasoning" for token in tokens),
+        num_reasoning_tokens=min(writer.num_emitted, len(answer.reasoning.encode())),
     )
     completed = Completed(
-        finish_reason=tokens[-1].finish or "length",
+        finish_reason=last.finish or "length",
         usage=usage,
         timings=Timings(prefill_s=prefilled - started, decode_s=time.monotonic() - prefilled),
         seed=request.sampling.seed,
-        stop_match=tokens[-1].stop_match,
+        stop_match=last.stop_match,
         prompt_logprobs=_prompt_logprobs(request),
     )
     yield [completed]
@@ -108,31 +115,33 @@ def _tokens(answer: FakeAnswer, request: Request) -> Iterator[_Token]:
             return
 
 
-def _segments(tokens: list[_Token], answer: FakeAnswer, request: Request) -> Iterator[list[Event]]:
-    """The segments of each step. Text lags behind its tokens while a character is incomplete, as in a real engine."""
-    num_top, num_emitted = request.sampling.logprobs, 0
-    decoders = {kind: getincrementaldecoder("utf-8")("replace") for kind in ("reasoning", "text")}
-    for start in range(0, len(tokens), answer.step_tokens):
-        if answer.failure is not None and start >= answer.fail_at:
-            yield [answer.failure]
+class _Writer:
+    """Makes segments of tokens. Text lags behind while a character is incomplete, as in a real engine."""
+
+    def __init__(self, request: Request) -> None:
+        self.num_emitted = 0
+        self._num_top = request.sampling.logprobs
+        self._decoders = {kind: getincrementaldecoder("utf-8")("replace") for kind in ("reasoning", "text")}
+
+    def segments(self, tokens: list[_Token], *, final: bool) -> list[Event]:
+        """The segments of one step, one per kind of text."""
         step: list[Event] = []
-        in_step = tokens[start : start + answer.step_tokens]
-        for kind, group in itertools.groupby(in_step, key=lambda token: token.kind):
+        for kind, group in itertools.groupby(tokens, key=lambda token: token.kind):
             members = list(group)
-            num_emitted += len(members)
+            self.num_emitted += len(members)
             shown = bytes(token.token_id for token in members if token.visible)
             step.append(
                 Segment(
-                    text=decoders[kind].decode(shown, final=num_emitted == len(tokens)),
+                    text=self._decoders[kind].decode(shown, final=final),
                     kind=kind,
                     tokens=tuple(
-                        TokenText(token_id=token.token_id, logprobs=_logprobs(token.token_id, num_top))
+                        TokenText(token_id=token.token_id, logprobs=_logprobs(token.token_id, self._num_top))
                         for token in members
                     ),
-                    num_completion_tokens=num_emitted,
+                    num_completion_tokens=self.num_emitted,
                 )
             )
-        yield step
+        return step
 
 
 def _logprobs(token_id: int, num_top: int | None) -> TokenLogprobs | None:

@@ -1,8 +1,7 @@
-"""An engine without a model: scripted answers, one token per byte, with rows, a queue, steps and
-back-pressure.
+"""An engine without a model: scripted answers, one token per byte, with rows, a queue, steps and back-pressure.
 
-Refuses to know what a good answer is. It keeps the whole contract of EngineClient, so whatever works with it
-works with a real engine. Read next: ``contracts/ports.py``, ``fake_answer.py``.
+Refuses to know what a good answer is. It keeps the whole contract of EngineClient, so whatever works with it works
+with a real engine. Read next: ``contracts/ports.py``, ``fake_answer.py``.
 
     engine = FakeEngine("Hello there.")
     engine = FakeEngine(lambda request: FakeAnswer(text=request.stop[0], step_tokens=4), max_rows=1)
@@ -21,7 +20,7 @@ from troth.contracts.events import Completed, Event, Failed, Queued, Usage
 from troth.contracts.memory_plan import MemoryPlan
 from troth.contracts.ports import EngineInfo, EngineStatus
 from troth.contracts.request import Request
-from troth.errors import ContextExceeded, NotReady, TrothError
+from troth.errors import ContextExceeded, NotReady, RequestError, TrothError
 from troth.runtime.event_queue import EventQueue, QueuedEvents
 from troth.testing.byte_tokenizer import ByteTokenizer
 from troth.testing.fake_answer import FakeAnswer, play
@@ -101,9 +100,9 @@ class FakeEngine:
         if refusal := self._refusal(request):
             self._end(row, refusal)
             return queue.stream()
+        if self._num_ahead >= 0:
+            queue.put(Queued(position=self._num_ahead))
         self._waiting.append(row)
-        if len(self._rows) + len(self._waiting) > self._info.max_rows:
-            queue.put(Queued(position=len(self._waiting) - 1))
         if self._steps is None or self._steps.done():
             self._steps = asyncio.get_running_loop().create_task(self._run())
         return queue.stream()
@@ -129,18 +128,25 @@ class FakeEngine:
         self._state, self._error = "closed", NotReady(f"{self._info.model} is closed")
         self._end_all(Failed(kind="Cancelled", message="the request was cancelled: engine_closed"))
         if self._steps is not None:
-            await self._steps
+            await asyncio.wait({self._steps})
+
+    @property
+    def _num_ahead(self) -> int:
+        """Requests that would wait before one more; negative: rows that are free."""
+        return len(self._rows) + len(self._waiting) - self._info.max_rows
 
     def _refusal(self, request: Request) -> Failed | None:
         if self._state != "ready":
             return _failed(self._error)
+        if not request.prompt_ids:
+            return _failed(RequestError("the prompt has no tokens; send at least one", param="prompt"))
         limit, num_prompt = self._info.context_tokens, len(request.prompt_ids)
         if num_prompt + (request.max_tokens or 1) > limit:
             return _failed(
                 ContextExceeded(num_prompt_tokens=num_prompt, max_tokens=request.max_tokens or 1, limit=limit)
             )
-        if len(self._waiting) >= self._info.max_waiting:
-            message = f"{len(self._waiting)} requests are waiting already; try again in a moment"
+        if self._num_ahead >= self._info.max_waiting:
+            message = f"{self._num_ahead} requests are waiting already; try again in a moment"
             return Failed(kind="Busy", message=message, retry_after_s=1.0)
         return None
 

@@ -47,15 +47,15 @@ class FakeServer:
     ) -> None:
         self._models = engine if isinstance(engine, list) else [byte_model(engine or FakeEngine())]
         self._options = options or ServeOptions(port=0)
-        self._app = create_app(self._models, self._options, **app_arguments)
-        self._server = server_for(self._app, self._options)
+        app = create_app(self._models, self._options, **app_arguments)
+        self.server = server_for(app, self._options, [model.client for model in self._models])
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="troth-fake-server")
 
     def __enter__(self) -> Self:
-        self._listener = bind(self._options)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self.listener = bind(self._options)
+        self.address: tuple[str, int] = self.listener.getsockname()[:2]
         """Host and port."""
         self.url = f"http://{self.address[0]}:{self.address[1]}"
         """Without a path."""
@@ -65,9 +65,9 @@ class FakeServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._server.should_exit = True
+        self.server.should_exit = True
         self._thread.join()
-        self._listener.close()
+        self.listener.close()
 
     def call(self, function: Callable[[], _Result]) -> _Result:
         """Run a function on the server's event loop, where its engines live."""
@@ -85,6 +85,4 @@ class FakeServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.call_soon(self._running.set)
-        await self._server.serve(sockets=[self._listener])
-        for model in self._models:
-            await model.client.aclose()
+        await self.server.serve(sockets=[self.listener])

@@ -13,7 +13,8 @@ from typing import Any, Final
 from jinja2.exceptions import TemplateError
 
 from troth.errors import ModelLoadError, RequestError
-from troth.text.template_sandbox import MAX_STEPS, Refused, TemplateEnvironment
+from troth.text.template_budget import MAX_STEPS, STEPS_PER_CHARACTER, STEPS_PER_MESSAGE
+from troth.text.template_sandbox import Refused, TemplateEnvironment
 
 MAX_SOURCE_BYTES: Final = 2**20
 
@@ -50,7 +51,7 @@ class ChatTemplate:
             bos_token: Text of the BOS token; undefined in the template when None. ``eos_token`` likewise.
             now: Clock behind ``strftime_now``.
             path: Where the source comes from, for errors.
-            max_steps: Budget of one render (``template_sandbox.py``).
+            max_steps: Budget of one render, beside what it gains with the conversation (``template_budget.py``).
 
         Raises:
             ModelLoadError: too long, or not a template.
@@ -65,7 +66,7 @@ class ChatTemplate:
         named = {"bos_token": bos_token, "eos_token": eos_token}
         self._environment.globals.update({name: text for name, text in named.items() if text is not None})
         try:
-            with self._environment.budget(max_steps):
+            with self._environment.budget.filled(max_steps):
                 self._template = self._environment.from_string(source)
         except (*_TEMPLATE_FAULTS, SyntaxError) as error:
             line = getattr(error, "lineno", None)
@@ -98,8 +99,13 @@ class ChatTemplate:
         }
         if tools is not None:
             values["tools"] = tools
+        num_steps = (
+            self._max_steps
+            + STEPS_PER_MESSAGE * len(messages)
+            + STEPS_PER_CHARACTER * _num_characters([messages, tools])
+        )
         try:
-            with self._environment.budget(self._max_steps):
+            with self._environment.budget.filled(num_steps):
                 return self._template.render(values)
         except Refused as error:
             raise RequestError(f"the chat template refuses this conversation: {error}", param="messages") from error
@@ -107,6 +113,20 @@ class ChatTemplate:
             raise RequestError(
                 f"the chat template failed on this conversation: {_explain(error)}", param="messages"
             ) from error
+
+
+def _num_characters(value: object) -> int:
+    """Characters of all texts in a JSON value."""
+    total, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            waiting += item.values()
+        elif isinstance(item, (list, tuple)):
+            waiting += item
+    return total
 
 
 def _explain(error: BaseException) -> str:

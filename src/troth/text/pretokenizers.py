@@ -44,9 +44,7 @@ _DEEPSEEK_SIGNS: Final = _characters("21-2F 3A-7E FF01-FF0F FF1A-FF5E 2018-201F 
 _ASCII_SIGN: Final = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 
 
-def _words(
-    letters: str, digits: str, *, contraction: str = _CONTRACTION, not_signs: str = r"\s\p{L}\p{N}"
-) -> str:
+def _words(letters: str, digits: str, *, contraction: str = _CONTRACTION, not_signs: str = r"\s\p{L}\p{N}") -> str:
     """The pattern that Llama 3 took from OpenAI's cl100k and Qwen changed in its digits."""
     return rf"{contraction}|[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}| ?[^{not_signs}]+[\r\n]*|{_SPACES}"
 
@@ -87,9 +85,7 @@ PRETOKENIZERS: Final[dict[str, Pretokenizer]] = {
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3_MERGING),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), _QWEN2),
     "qwen35": _QWEN35,
-    **dict.fromkeys(
-        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling"), _PLAIN_GPT2
-    ),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling"), _PLAIN_GPT2),
     **dict.fromkeys(
         ("starcoder", "refact", "smollm", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITWISE_GPT2
     ),

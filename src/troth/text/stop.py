@@ -99,7 +99,7 @@ class StopMatcher:
         self._found[state] = stop
 
     def _link(self) -> list[int]:
-        """For each state, that of its longest proper end which also begins a stop string; a state inherits its match."""
+        """For each state, that of its longest proper end which begins a stop string too; a state inherits its match."""
         fallback = [0] * len(self._children)
         waiting = deque(self._children[0].values())
         while waiting:

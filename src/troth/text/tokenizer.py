@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import unicodedata
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from troth.errors import RequestError
-from troth.text.vocabulary import WORD_MARK, Vocabulary, longest
+from troth.text.vocabulary import WORD_MARK, Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Encoding
@@ -63,19 +65,30 @@ class Tokenizer:
         self._takes_space = any(token.lstrip or token.rstrip for token in added.values())
         self._cut_ids = _cut_ids(added)
         self._control_ids = vocabulary.special_ids - {vocabulary.unknown_id}
-        self.vocab_size: Final = len(vocabulary.token_bytes)
+        self._bytes: dict[int, bytes] = {}
+        self.vocab_size: Final = vocabulary.num_ids
         """Ids below this may have a token."""
-        self.max_token_bytes: Final = longest(vocabulary.token_bytes)
         self.bos_id: Final = vocabulary.bos_id
         self.eos_ids: Final = vocabulary.eos_ids
-        self.bos_token: Final = vocabulary.text_of(vocabulary.bos_id)
-        self.eos_token: Final = vocabulary.text_of(vocabulary.eos_id)
+        self.bos_token: Final = self._named(vocabulary.bos_id)
+        self.eos_token: Final = self._named(vocabulary.eos_id)
         self.drops_first_space: Final = vocabulary.drops_first_space
         self.add_bos: Final = self.bos_id is not None and encoder.encode("").ids[:1] == [self.bos_id]
         """Whether the model's own rule puts ``bos_id`` before a text."""
-        single = {token[0] for token in vocabulary.token_bytes if len(token) == 1}
-        self._lost_bytes = bytes(byte for byte in range(256) if byte not in single)
-        self._shrink = self._bytes_per_kept_byte()
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, template: str | None = None) -> Tokenizer:
+        """The tokenizer of a model folder; see ``tokenizer_json.load_tokenizer``. Raises ModelLoadError."""
+        from troth.text.tokenizer_json import load_tokenizer
+
+        return load_tokenizer(folder, template=template)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], path: str = "", *, template: str | None = None) -> Tokenizer:
+        """The tokenizer GGUF metadata describes; see ``gguf_tokenizer.tokenizer_from_gguf``. Raises ModelLoadError."""
+        from troth.text.gguf_tokenizer import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(metadata, path, template=template)
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, param: str = "prompt"
@@ -100,7 +113,7 @@ class Tokenizer:
         for token_id, around in zip(ids, encoding.special_tokens_mask, strict=True):
             if token_id in self._control_ids and not around:
                 raise RequestError(
-                    f"{param} spells the control token {self._vocabulary.text_of(token_id)!r} out of ordinary text, "
+                    f"{param} spells the control token {self._named(token_id)!r} out of ordinary text, "
                     "and this model's vocabulary cannot write it otherwise; change that text",
                     param=param,
                 )
@@ -137,7 +150,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes ``token_id`` stands for; a control token its own text; none for an id without a token."""
-        return self._vocabulary.token_bytes[token_id] if 0 <= token_id < self.vocab_size else b""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._vocabulary.bytes_of(token_id)
+        return known
 
     def shown_bytes(self, token_id: int, skip_special: bool) -> bytes:
         """The bytes a reader sees of ``token_id``: none of a control token that is skipped."""
@@ -161,17 +177,31 @@ class Tokenizer:
             counted = "".join(counted.split())
         return -(-len(self._kept(counted)) // (self.max_token_bytes * self._shrink))
 
-    def _kept(self, text: str) -> bytes:
-        """The bytes of ``text`` without those this vocabulary has no token for; some lack rare control characters."""
-        return text.encode().translate(None, self._lost_bytes)
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, map(self._vocabulary.bytes_of, range(self.vocab_size))))
 
-    def _bytes_per_kept_byte(self) -> int:
+    @cached_property
+    def _lost_bytes(self) -> bytes:
+        """Bytes that no token stands for; some vocabularies lack rare control characters."""
+        held = {data for data in map(self._vocabulary.bytes_of, range(self.vocab_size)) if len(data) == 1}
+        return bytes(byte for byte in range(256) if bytes([byte]) not in held)
+
+    @cached_property
+    def _shrink(self) -> int:
         """Most bytes of a text that one byte of its tokens can stand for; 0 when text may vanish. Found by trying."""
         back = b"".join(map(self.token_bytes, self.encode(_PROBE, add_special=False)))
         back = back[1:] if self.drops_first_space else back
         if back == self._kept(_PROBE):
             return 1
         return _NFC_SHRINK if back == self._kept(unicodedata.normalize("NFC", _PROBE)) else 0
+
+    def _kept(self, text: str) -> bytes:
+        return text.encode().translate(None, self._lost_bytes)
+
+    def _named(self, token_id: int | None) -> str | None:
+        return None if token_id is None else self.token_bytes(token_id).decode("utf-8", "replace")
 
     def _plain_encoder(self) -> Encoder:
         """The encoder that does not see control tokens. It shares the merges, so it costs next to nothing."""

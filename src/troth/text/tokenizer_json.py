@@ -47,13 +47,11 @@ def load_tokenizer(folder: Path, *, template: str | None = None) -> Tokenizer:
             f"cannot be read ({error.strerror}); a model folder needs it, other tokenizer files are not read",
             path=str(path),
         ) from error
-    names = read_json_object(folder / "special_tokens_map.json") | read_json_object(
-        folder / "tokenizer_config.json"
-    )
+    names = _read_json_object(folder / "special_tokens_map.json") | _read_json_object(folder / "tokenizer_config.json")
     declared = [
         token_id
         for name in ("generation_config.json", "config.json")
-        for token_id in _declared_eos_ids(read_json_object(folder / name))
+        for token_id in _declared_eos_ids(_read_json_object(folder / name))
     ]
     return tokenizer_from_json(data, names=names, eos_ids=declared, template=template, path=str(path))
 
@@ -85,36 +83,32 @@ def tokenizer_from_json(
     except Exception as error:  # the library raises plain Exception for every fault in the file
         raise ModelLoadError(f"is not a tokenizer this package reads: {error}", path=path) from error
     to_bytes, drops_first_space = _decoding(encoder, path)
-    ids = encoder.get_vocab(with_added_tokens=False)
     added = encoder.get_added_tokens_decoder()
-    table = [b""] * (max((*ids.values(), *added), default=-1) + 1)
-    for token, token_id in ids.items():
-        table[token_id] = to_bytes(token)
-    for token_id, entry in added.items():
-        table[token_id] = entry.content.encode() if entry.special else to_bytes(entry.content)
-    ids |= {entry.content: token_id for token_id, entry in added.items()}
-    bos, eos, unknown = (ids.get(_content(names, name)) for name in ("bos_token", "eos_token", "unk_token"))
+    num_ids = max(encoder.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    bos, eos, unknown = (encoder.token_to_id(_content(names, name)) for name in ("bos_token", "eos_token", "unk_token"))
     control = {entry.content: token_id for token_id, entry in added.items() if entry.special}
     declared = [*(eos_ids or ()), *([] if eos is None else [eos])]
     vocabulary = Vocabulary(
-        token_bytes=tuple(table),
+        num_ids=num_ids,
+        text_of=encoder.id_to_token,
+        to_bytes=to_bytes,
         special_ids=frozenset(control.values()),
         unknown_id=unknown,
         bos_id=bos,
         eos_id=eos,
-        eos_ids=end_ids(declared, control, template, len(table)),
+        eos_ids=end_ids(declared, control, template, num_ids),
         drops_first_space=drops_first_space,
     )
     return Tokenizer(encoder, vocabulary)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file. Raises ModelLoadError when it holds another thing."""
+def _read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is no such file. Raises ModelLoadError for anything else."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"is not readable JSON: {error}", path=str(path)) from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"holds a {type(value).__name__}, not an object", path=str(path))
@@ -151,9 +145,7 @@ def _decoding(encoder: Encoder, path: str) -> tuple[Callable[[str], bytes], bool
     for step in steps:
         if not _is_known(step):
             shown = json.dumps(step, ensure_ascii=False)
-            raise ModelLoadError(
-                f"decoder {shown} is not known; this tokenizer cannot be streamed", path=path
-            )
+            raise ModelLoadError(f"decoder {shown} is not known; this tokenizer cannot be streamed", path=path)
     if kinds == {"ByteLevel"}:
         return byte_level_bytes, False
     if kinds == {"WordPiece"}:

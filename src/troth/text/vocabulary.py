@@ -6,7 +6,7 @@ Read next: ``tokenizer.py`` (uses it), ``tokenizer_json.py`` and ``gguf_tokenize
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,9 +30,14 @@ WORD_MARK: Final = "\u2581"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """The ids of one model. ``token_bytes[id]`` are the raw bytes; an id without a token stands for none."""
+    """The ids of one model. Bytes are worked out when asked for: a table of 262,144 tokens takes half a second."""
 
-    token_bytes: tuple[bytes, ...]
+    num_ids: int
+    """Ids below this may have a token."""
+    text_of: Callable[[int], str | None]
+    """The token of an id as the vocabulary spells it; None for an id without one."""
+    to_bytes: Callable[[str], bytes]
+    """What an ordinary token's spelling stands for."""
     special_ids: frozenset[int]
     """Control tokens: hidden when an answer is shown, and never made from text that is not to be parsed."""
     unknown_id: int | None = None
@@ -44,9 +49,12 @@ class Vocabulary:
     drops_first_space: bool = False
     """SentencePiece with a space prefix: the first character of a decoded text, if a space, is not part of it."""
 
-    def text_of(self, token_id: int | None) -> str | None:
-        """The text of one token, as templates want it for ``bos_token`` and ``eos_token``."""
-        return None if token_id is None else self.token_bytes[token_id].decode("utf-8", "replace")
+    def bytes_of(self, token_id: int) -> bytes:
+        """The raw bytes of one id: its own text for a control token, nothing for an id without a token."""
+        text = self.text_of(token_id) if 0 <= token_id < self.num_ids else None
+        if text is None:
+            return b""
+        return text.encode() if token_id in self.special_ids else self.to_bytes(text)
 
 
 def _byte_alphabet() -> dict[int, int]:
@@ -83,9 +91,7 @@ def wordpiece_bytes(token: str) -> bytes:
     return token[2:].encode() if token.startswith("##") else b" " + token.encode()
 
 
-def end_ids(
-    declared: Iterable[int], control: Mapping[str, int], template: str | None, num_ids: int
-) -> frozenset[int]:
+def end_ids(declared: Iterable[int], control: Mapping[str, int], template: str | None, num_ids: int) -> frozenset[int]:
     """Every id that ends an answer.
 
     ``declared`` are the ids the model's files name; ``control`` maps the text of its control tokens to ids. An
@@ -99,8 +105,3 @@ def end_ids(
     if "<|return|>" in control:
         ids.discard(control.get("<|end|>", -1))
     return frozenset(ids)
-
-
-def longest(tokens: Collection[bytes]) -> int:
-    """Bytes of the longest token, at least 1."""
-    return max((len(token) for token in tokens), default=0) or 1

@@ -1,10 +1,10 @@
-"""The gated delta rule without a loop over tokens: single tokens of all rows together, chunks solved 64 tokens at a time.
+"""The gated delta rule without a loop over tokens: single tokens of all rows together, chunks solved 64 at a time.
 
 Within a chunk of C tokens, with c_i the sum of log decays up to i, the corrections u_i = b_i (v_i - S^T k_i) obey
 
     u_i = b_i v_i - b_i exp(c_i) S_0^T k_i - sum over j < i of b_i exp(c_i - c_j) (k_i . k_j) u_j
 
-a unit lower triangular system, solved for the terms with and without S_0 in one go (Yang et al. 2024, the UT transform);
+a unit lower triangular system, solved in one go for the terms with and without S_0 (Yang et al. 2024, UT transform);
 then out_i = exp(c_i) S_0^T q_i + sum over j <= i of exp(c_i - c_j) (q_i . k_j) u_j, and S_0 moves on.
 """
 
@@ -36,16 +36,18 @@ def gated_delta_torch(
     out_THE = torch.empty(v_THE.shape, dtype=qkv_TW.dtype, device=qkv_TW.device)
     single = rows.num_single
     if single:
-        heads = (q_THD[:single], k_THD[:single], v_THE[:single])
-        out_THE[:single] = _decode(*heads, log_decay_TH[:single].exp(), beta_TH[:single], state_NHDE, rows)
+        q_RHD, k_RHD, v_RHE = q_THD[:single], k_THD[:single], v_THE[:single]
+        decay_RH, beta_RH = log_decay_TH[:single].exp(), beta_TH[:single]
+        out_THE[:single] = _decode(q_RHD, k_RHD, v_RHE, decay_RH, beta_RH, state_NHDE, rows)
     begin = single
     for r in range(single, rows.num_rows):
         end = begin + rows.num_new[r]
         state_HDE = state_NHDE[rows.rows[r]]
         if rows.starts[r] == 0:
             state_HDE.zero_()
-        by_head = (x[begin:end].transpose(0, 1) for x in (q_THD, k_THD, v_THE, log_decay_TH, beta_TH))
-        out_THE[begin:end] = _chunks(*by_head, state_HDE).transpose(0, 1)
+        q_HTD, k_HTD, v_HTE = (x[begin:end].transpose(0, 1) for x in (q_THD, k_THD, v_THE))
+        log_decay_HT, beta_HT = log_decay_TH[begin:end].T, beta_TH[begin:end].T
+        out_THE[begin:end] = _chunks(q_HTD, k_HTD, v_HTE, log_decay_HT, beta_HT, state_HDE).transpose(0, 1)
         begin = end
     return out_THE
 
@@ -54,10 +56,9 @@ def _decode(
     q_RHD: Tensor, k_RHD: Tensor, v_RHE: Tensor, decay_RH: Tensor, beta_RH: Tensor, state_NHDE: Tensor, rows: Rows
 ) -> Tensor:
     count = q_RHD.shape[0]
-    first = rows.rows[0]
-    together = rows.rows[:count] == list(range(first, first + count))
-    # Neighbouring rows, of which one row is the most common case, are updated where they lie.
-    state_RHDE = state_NHDE[first : first + count] if together else state_NHDE[rows.row_R[:count]]
+    # Rows side by side, of which a single row is the most common case, are updated where they lie.
+    place = rows.side_by_side(count)
+    state_RHDE = state_NHDE[rows.row_R[:count] if place is None else place]
     if not all(rows.starts[:count]):
         state_RHDE.masked_fill_((rows.context_len_R[:count] == 1)[:, None, None, None], 0)
     state_RHDE.mul_(decay_RH[:, :, None, None])
@@ -65,7 +66,7 @@ def _decode(
     read_RH2E = torch.stack((q_RHD, k_RHD), dim=2) @ state_RHDE
     delta_RHE = beta_RH[:, :, None] * (v_RHE - read_RH2E[:, :, 1])
     state_RHDE.add_(k_RHD[..., :, None] * delta_RHE[..., None, :])
-    if not together:
+    if place is None:
         state_NHDE[rows.row_R[:count]] = state_RHDE
     return read_RH2E[:, :, 0] + (q_RHD * k_RHD).sum(dim=-1, keepdim=True) * delta_RHE
 

@@ -26,12 +26,12 @@ def short_conv_torch(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: R
 
 
 def _decode(x_RC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: Rows) -> Tensor:
-    row_R = rows.row_R[: x_RC.shape[0]]
-    seen_RKC = torch.cat((state_NJC[row_R], x_RC.float().unsqueeze(1)), dim=1)
-    if not all(rows.starts[: x_RC.shape[0]]):
-        first_R = rows.context_len_R[: x_RC.shape[0]] == 1
-        seen_RKC[:, :-1].masked_fill_(first_R[:, None, None], 0)
-    state_NJC[row_R] = seen_RKC[:, 1:]
+    count = x_RC.shape[0]
+    place = rows.side_by_side(count) or rows.row_R[:count]
+    seen_RKC = torch.cat((state_NJC[place], x_RC.float().unsqueeze(1)), dim=1)
+    if not all(rows.starts[:count]):
+        seen_RKC[:, :-1].masked_fill_((rows.context_len_R[:count] == 1)[:, None, None], 0)
+    state_NJC[place] = seen_RKC[:, 1:]
     return F.silu((seen_RKC * weight_KC).sum(dim=1))
 
 

@@ -1,0 +1,3 @@
+"""Troth beside other engines, interleaved in one run. Peers live in their own virtual environment
+(``--peer-python``).
+"""

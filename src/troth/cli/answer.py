@@ -1,0 +1,68 @@
+"""Shows one answer as it comes: its text on standard output, its progress on standard error.
+
+Refuses to know where the answer is from. Read next: ``interrupt.py``, ``progress.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from troth.cli.interrupt import StopOnInterrupt
+from troth.cli.progress import Progress
+from troth.cli.quantity import rate_text
+from troth.cli.terminal import Terminal
+from troth.contracts.events import Prefill, Queued, Segment
+
+if TYPE_CHECKING:
+    from troth.library import AnswerStream, Reply
+
+
+def show_answer(
+    stream: AnswerStream, terminal: Terminal, *, quiet: bool = False, silent: bool = False
+) -> tuple[Reply, bool]:
+    """Stream an answer to its end; returns it, and whether Ctrl-C cut it short.
+
+    A text that does not end its line gets the end of line. What was said before Ctrl-C is part of the reply.
+
+    Args:
+        stream: the answer; cancelled when this raises.
+        terminal: where it is shown.
+        quiet: show no progress.
+        silent: show no text either.
+
+    Raises:
+        TrothError: what ended the request.
+        BrokenPipeError: nobody reads standard output any more.
+    """
+    last = "\n"
+    with (
+        stream,
+        Progress(terminal, "reading the prompt", quiet=quiet) as progress,
+        StopOnInterrupt(stream.cancel) as stop,
+    ):
+        try:
+            for event in stream.events():
+                if isinstance(event, Prefill):
+                    progress("reading the prompt", event.num_done, event.num_total)
+                elif not isinstance(event, Queued):
+                    progress.stop()
+                if isinstance(event, Segment) and event.kind == "text" and event.text and not silent:
+                    terminal.write(event.text)
+                    last = event.text[-1]
+        finally:
+            if last != "\n":
+                terminal.line()
+    return stream.reply, stop.interrupted
+
+
+def statistics(reply: Reply) -> str:
+    """One line: how long the prompt and the answer were and took. The first token ends the prompt's time."""
+    usage, timings = reply.usage, reply.timings
+    computed = usage.num_prompt_tokens - usage.num_cached_tokens
+    cached = f" ({usage.num_cached_tokens} cached)" if usage.num_cached_tokens else ""
+    return (
+        f"prompt {usage.num_prompt_tokens} tokens{cached}, {rate_text(computed, timings.prefill_s)}"
+        f" | answer {usage.num_completion_tokens} tokens, "
+        f"{rate_text(usage.num_completion_tokens - 1, timings.decode_s)}"
+        f" | first token after {timings.queued_s + timings.prefill_s:.2f} s | seed {reply.seed}"
+    )

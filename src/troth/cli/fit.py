@@ -1,0 +1,87 @@
+"""``troth fit``: where the memory of a model would go, decided from headers before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from argparse import Namespace
+from typing import Any, Final
+
+from troth import compose
+from troth.cli import flags
+from troth.cli.exit_code import DONE, FAILED
+from troth.cli.nearest_plan import Change, nearest_plan
+from troth.cli.quantity import bytes_text
+from troth.cli.table import table
+from troth.cli.terminal import Terminal
+from troth.config.options import EngineOptions, ModelOptions
+from troth.contracts.memory_plan import MemoryPlan
+
+_NUMBERS: Final = (1,)
+
+
+def run(args: Namespace, terminal: Terminal) -> int:
+    """Plan and show. Raises ModelLoadError and OptionError."""
+    model, engine = flags.model_options(args), flags.engine_options(args)
+    artifact = compose.find(model)
+    planned = compose.plan(artifact, model, engine)
+
+    def plan_with(model: ModelOptions, engine: EngineOptions) -> MemoryPlan:
+        return compose.plan(artifact, model, engine).plan
+
+    plan, nearest = planned.plan, None
+    if not plan.fits:
+        nearest = nearest_plan(plan_with, plan, model, engine)
+    if args.json:
+        value = {"model": planned.name, "family": planned.recognised.family, **_json(plan)}
+        value["nearest"] = {"flags": str(nearest[0]), **_json(nearest[1])} if nearest else None
+        terminal.line(json.dumps(value, indent=2, ensure_ascii=False))
+    else:
+        terminal.line(f"{planned.name}: {planned.recognised.family} on {plan.device}, computing in {plan.dtype}")
+        for line in (
+            "",
+            *_rows(plan),
+            "",
+            *(f"- {decision}" for decision in plan.decisions),
+            "",
+            *_verdict(plan, nearest),
+        ):
+            terminal.line(line)
+    return DONE if plan.fits else FAILED
+
+
+def _rows(plan: MemoryPlan) -> list[str]:
+    parts = [("weights", plan.weights_bytes, "")]
+    for group in plan.groups:
+        blocks = f"{group.num_blocks:,} blocks of {bytes_text(group.bytes_per_block)}"
+        parts.append((f"KV cache, {group.name}", group.total_bytes, blocks))
+    if plan.state_bytes:
+        parts.append(("recurrent state", plan.state_bytes, f"{plan.max_rows} rows"))
+    parts += [
+        ("workspace", plan.transient_bytes, "activations of one step"),
+        ("reserve", plan.reserve_bytes, "left free"),
+    ]
+    sums = [("total", plan.total_bytes, ""), ("usable", plan.usable_bytes, "free now, less a tenth")]
+    lines = table([(name, bytes_text(num), note) for name, num, note in (*parts, *sums)], right=_NUMBERS)
+    lines.insert(len(parts), "-" * max(map(len, lines)))
+    return lines
+
+
+def _verdict(plan: MemoryPlan, nearest: tuple[Change, MemoryPlan] | None) -> list[str]:
+    if plan.fits:
+        return [f"It fits: {_capacity(plan)}."]
+    lines = [f"It does not fit: {bytes_text(plan.total_bytes)} wanted, {bytes_text(plan.usable_bytes)} usable."]
+    if nearest is None:
+        return [*lines, "Nothing this command can change makes it fit. Free memory, or take a smaller model."]
+    change, fitting = nearest
+    return [*lines, f"It would fit with {change}: {bytes_text(fitting.total_bytes)}, {_capacity(fitting)}."]
+
+
+def _capacity(plan: MemoryPlan) -> str:
+    rows = "1 row" if plan.max_rows == 1 else f"{plan.max_rows} rows"
+    return f"{rows}, context {plan.context_tokens:,} of {plan.declared_context_tokens:,} tokens"
+
+
+def _json(plan: MemoryPlan) -> dict[str, Any]:
+    totals = {"kv_bytes": plan.kv_bytes, "total_bytes": plan.total_bytes, "fits": plan.fits}
+    return dataclasses.asdict(plan) | totals

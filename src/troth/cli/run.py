@@ -1,0 +1,65 @@
+"""``troth run``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from troth.cli.answer import show_answer, statistics
+from troth.cli.exit_code import DONE, INTERRUPTED
+from troth.cli.session import ask, sampling, session
+from troth.cli.terminal import Terminal
+from troth.errors import OptionError
+
+if TYPE_CHECKING:
+    from troth.library import Reply
+
+
+def run(args: Namespace, terminal: Terminal) -> int:
+    """Answer the prompt. Raises TrothError."""
+    if args.raw and args.system is not None:
+        raise OptionError("--system needs the chat template, which --raw leaves out; drop one of them")
+    options, prompt = sampling(args), _prompt(args, terminal)
+    with session(args, terminal, quiet=bool(args.quiet)) as engine:
+        if args.raw:
+            stream = engine.stream_completion(prompt, **options)
+        else:
+            stream = ask(engine, _messages(args.system, prompt), options)
+        reply, interrupted = show_answer(stream, terminal, quiet=bool(args.quiet), silent=bool(args.json))
+        if args.json:
+            terminal.line(json.dumps(_json(reply, engine.info.model), ensure_ascii=False))
+        if not args.quiet:
+            terminal.note(statistics(reply))
+    return INTERRUPTED if interrupted else DONE
+
+
+def _prompt(args: Namespace, terminal: Terminal) -> str:
+    if args.prompt is not None and args.prompt != "-":
+        prompt: str = args.prompt
+    elif args.prompt is None and terminal.stdin.isatty():
+        raise OptionError("no prompt: give one, pipe one in, or use troth chat")
+    else:
+        prompt = terminal.read_input()
+        # The shell ends what it pipes with a line end that nobody meant to say; a raw prompt is taken to the byte.
+        prompt = prompt if args.raw else prompt.removesuffix("\n").removesuffix("\r")
+    if not prompt.strip() and not args.raw:
+        raise OptionError("the prompt is empty; say something")
+    return prompt
+
+
+def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
+    user = {"role": "user", "content": prompt}
+    return [user] if system is None else [{"role": "system", "content": system}, user]
+
+
+def _json(reply: Reply, model: str) -> dict[str, Any]:
+    return {
+        "text": reply.text,
+        "finish_reason": reply.finish_reason,
+        "usage": dataclasses.asdict(reply.usage),
+        "timings": dataclasses.asdict(reply.timings),
+        "seed": reply.seed,
+        "model": model,
+    }

@@ -1,0 +1,134 @@
+"""``troth serve``: one model over HTTP until told to stop.
+
+The address answers at once, with 503 while the model loads. Owns start, signals and end; read next: ``served.py``,
+``serve/app.py``, ``serve/listen.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from troth import compose
+from troth.cli import flags
+from troth.cli.exit_code import DONE
+from troth.cli.quantity import bytes_text
+from troth.cli.served import engine_client, served_model
+from troth.cli.terminal import Terminal
+from troth.config.options import EngineOptions, ModelOptions, ServeOptions
+from troth.contracts.ports import EngineInfo
+from troth.errors import OptionError
+from troth.runtime.isolate import ProcessEngineClient
+from troth.serve.app import create_app
+from troth.serve.listen import bind, server_for
+
+WATCH_S: Final = 1.0
+"""How often a ready engine is checked for having failed for good."""
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+def run(args: Namespace, terminal: Terminal) -> int:
+    """Serve. Raises TrothError: the address is taken, the model cannot be loaded, or its engine failed for good."""
+    model, engine, options = flags.model_options(args), flags.engine_options(args), flags.serve_options(args)
+    logging.basicConfig(stream=terminal.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if options.host not in _LOOPBACK and not options.api_keys:
+        terminal.note(
+            f"Everyone who reaches {options.host} may use this server; TROTH_API_KEY or --api-key asks for a key."
+        )
+    with _noted_signals() as stop_asked:
+        asyncio.run(_serve(model, engine, options, terminal, stop_asked))
+    return DONE
+
+
+async def _serve(
+    model: ModelOptions,
+    engine: EngineOptions,
+    options: ServeOptions,
+    terminal: Terminal,
+    stop_asked: Callable[[], bool],
+) -> None:
+    artifact = compose.find(model)
+    name = model.name or artifact.name
+    with _listener(options) as listener:
+        url = _url(listener)
+        client = engine_client(name, model, engine)
+        client.start()
+        try:
+            terminal.note(f"Loading {name} ...")
+            text = await asyncio.to_thread(compose.load_text, artifact, model)
+            server = server_for(create_app([served_model(name, client, text)], options), options)
+            server.should_exit = stop_asked()
+
+            def stop(watching: asyncio.Task[None]) -> None:
+                server.should_exit = True
+
+            watching = asyncio.create_task(_watch(client, lambda info: _announce(terminal, url, info)))
+            watching.add_done_callback(stop)
+            await server.serve(sockets=[listener])
+            if watching.done():
+                watching.result()
+            watching.cancel()
+        finally:
+            await client.aclose()
+
+
+async def _watch(client: ProcessEngineClient, announce: Callable[[EngineInfo], None]) -> None:
+    """Announce the engine when it is ready. Raises what made it fail, then or later."""
+    announce(await client.ready())
+    while client.state != "failed":
+        await asyncio.sleep(WATCH_S)
+    _ = client.info
+
+
+def _listener(options: ServeOptions) -> socket.socket:
+    try:
+        return bind(options)
+    except OSError as error:
+        raise OptionError(
+            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; "
+            "choose another --host or --port"
+        ) from error
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _announce(terminal: Terminal, url: str, info: EngineInfo) -> None:
+    plan = info.plan
+    rows = "1 row" if info.max_rows == 1 else f"{info.max_rows} rows"
+    terminal.line(f"Serving {info.model} at {url}/v1 (loaded in {info.load_s:.1f} s)")
+    terminal.line(
+        f"{info.family} on {info.device}, computing in {info.dtype}, KV cache in {info.kv_dtype}: {rows}, "
+        f"context {info.context_tokens:,} tokens, {bytes_text(plan.total_bytes)} of {bytes_text(plan.usable_bytes)}"
+    )
+    for decision in plan.decisions:
+        terminal.line(f"- {decision}")
+    terminal.line("Ctrl-C stops it.")
+
+
+@contextmanager
+def _noted_signals() -> Iterator[Callable[[], bool]]:
+    """While open, SIGINT and SIGTERM are only noted; the function that is given tells whether one came.
+
+    uvicorn takes them over while it serves, and raises them again afterwards: the engine must still be closed then.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

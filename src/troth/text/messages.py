@@ -1,0 +1,137 @@
+"""Owns the form of chat messages: whatever a client sent becomes plain dicts that any template can read.
+
+Knows no template and no API dialect. Read next: ``prompt.py`` (uses it), ``chat_template.py`` (renders the result).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from troth.errors import RequestError
+from troth.text.tokenizer import require_unicode
+
+# Few templates know the developer role; to the others it is what the system role is. Function is tool's old name.
+_ROLES: Final = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
+
+
+def normalise_messages(messages: object) -> list[dict[str, Any]]:
+    """Checked copies of chat messages.
+
+    Each has ``role`` and a string ``content`` (text parts joined by newlines; null, as beside tool calls, becomes
+    empty), and where given ``name``, ``tool_calls``, ``tool_call_id`` and ``reasoning_content``. Null means absent;
+    other fields are dropped.
+
+    Raises:
+        RequestError: an empty list, an unknown role, a wrong type or a part that is not text; ``param`` names the
+            field, such as ``messages[2].content``.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise _wrong_type("messages", "a list of messages", messages)
+    if not messages:
+        raise RequestError("messages is empty; send at least one message", param="messages")
+    return [_normalise(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _normalise(message: object, place: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise _wrong_type(place, "an object", message)
+    given = message.get("role")
+    role = _ROLES.get(given) if isinstance(given, str) else None
+    if role is None:
+        known = ", ".join(_ROLES)
+        raise RequestError(f"{place}.role is {given!r}; it must be one of {known}", param=f"{place}.role")
+    calls = message.get("tool_calls")
+    reasoning = _reasoning(message, place)
+    content = _text(message.get("content"), f"{place}.content")
+    if content is None and role != "assistant":
+        raise RequestError(f"{place}.content is missing; a {given} message needs text", param=f"{place}.content")
+    normal: dict[str, Any] = {"role": role, "content": content or ""}
+    for name in ("name", "tool_call_id"):
+        if message.get(name) is not None:
+            normal[name] = _string(message[name], f"{place}.{name}")
+    if reasoning is not None:
+        normal["reasoning_content"] = reasoning
+    if calls is not None:
+        normal["tool_calls"] = _tool_calls(calls, f"{place}.tool_calls")
+    return normal
+
+
+def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
+    for name in _REASONING_NAMES:
+        if message.get(name) is not None:
+            return _string(message[name], f"{place}.{name}")
+    return None
+
+
+def _text(content: object, place: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return None if content is None else _string(content, place)
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise _wrong_type(place, "a string or a list of parts", content)
+    return "\n".join(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: object, place: str) -> str:
+    if not isinstance(part, Mapping):
+        raise _wrong_type(place, "an object with type and text", part)
+    if part.get("type") != "text":
+        raise RequestError(
+            f"{place} is of type {part.get('type')!r}; only text parts can be read here",
+            param=place,
+            code="invalid_type",
+        )
+    return _string(part.get("text"), f"{place}.text")
+
+
+def _tool_calls(calls: object, place: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
+        raise _wrong_type(place, "a list of calls", calls)
+    return [_tool_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
+
+
+def _tool_call(call: object, place: str) -> dict[str, Any]:
+    """A past call, its arguments as an object: templates write them out themselves."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise _wrong_type(place, "an object with a function", call)
+    name = _string(function.get("name"), f"{place}.function.name")
+    arguments = _arguments(function.get("arguments"), f"{place}.function.arguments")
+    normal: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    if call.get("id") is not None:
+        normal["id"] = _string(call["id"], f"{place}.id")
+    return normal
+
+
+def _arguments(arguments: object, place: str) -> dict[str, Any] | str:
+    """Arguments as an object; text that is no JSON object, as a model may once have written it, stays text."""
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    text = _string(arguments, place)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _string(value: object, place: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong_type(place, "a string", value)
+    require_unicode(value, place)
+    return value
+
+
+def _wrong_type(place: str, wanted: str, value: object) -> RequestError:
+    return RequestError(f"{place} must be {wanted}, not {type(value).__name__}", param=place, code="invalid_type")

@@ -1,0 +1,175 @@
+"""Owns the way from a chat, a text or ids to a prompt: rendered, encoded, with its BOS and its boundary.
+
+Knows no sampling and no engine. Read next: ``messages.py``, ``chat_template.py``, ``tokenizer.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from troth.errors import CapabilityUnavailable, ContextExceeded, RequestError
+from troth.text.chat_template import ChatTemplate
+from troth.text.messages import normalise_messages
+from troth.text.tokenizer import Tokenizer
+
+# Stands at the end of a message that is to be continued, so that the render can be cut there. Private-use characters:
+# no template looks for them and no client has reason to send them.
+_CUT: Final = "\ue0c7\ue0a9\ue0c7"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request continues."""
+
+    text: str
+    """The rendered text; empty for a prompt given as ids."""
+    ids: tuple[int, ...]
+    boundary: int | None = None
+    """Number of ids before the generation prompt: the conversation so far, which the next turn begins with too."""
+
+
+class PromptBuilder:
+    """Builds prompts for one model. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, *, context_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._context_tokens = context_tokens
+
+    def chat(
+        self,
+        messages: object,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final: bool = False,
+    ) -> Prompt:
+        """The prompt of a conversation.
+
+        Args:
+            messages: As clients send them (``messages.py``).
+            tools: Tool declarations for the template, None for none.
+            variables: Further names for the template, such as ``enable_thinking``.
+            continue_final: The last message is the assistant's and unfinished: the answer continues its text.
+
+        Raises:
+            CapabilityUnavailable: the model has no chat template.
+            RequestError: messages of the wrong form, or a template that fails on them; ``param`` names the field.
+            ContextExceeded: the prompt is longer than the context by a margin that shows before encoding it.
+        """
+        if self._template is None:
+            raise CapabilityUnavailable(
+                "chat", "this model has no chat template; use completions, or give a template", param="messages"
+            )
+        normal = normalise_messages(messages)
+        self._refuse_huge(normal)
+        if continue_final:
+            text = self._render_open(self._template, normal, tools, variables)
+            history = normal[:-1]
+        else:
+            text = self._template.render(normal, tools=tools, variables=variables)
+            history = normal
+        return self._encode(text, self._render_history(self._template, history, tools, variables))
+
+    def completion(self, text: str) -> Prompt:
+        """The prompt of a plain text to be continued.
+
+        Raises:
+            RequestError: half a surrogate pair.
+            ContextExceeded: longer than the context by a margin that shows before encoding it.
+        """
+        self._require_room([text], "prompt")
+        ids = self._tokenizer.encode(text, add_special=True, param="prompt")
+        return Prompt(text, tuple(ids[self._num_bos_repeated(ids) :]))
+
+    def token_ids(self, ids: Sequence[int]) -> Prompt:
+        """The prompt given as ids of this model's own vocabulary, taken as they are.
+
+        Raises:
+            RequestError: an id that is no integer or outside the vocabulary.
+        """
+        limit = self._tokenizer.vocab_size
+        for index, token_id in enumerate(ids):
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < limit:
+                raise RequestError(
+                    f"prompt[{index}] is {token_id!r}; this model's token ids are integers from 0 to {limit - 1}",
+                    param=f"prompt[{index}]",
+                )
+        return Prompt("", tuple(ids))
+
+    def _refuse_huge(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse what cannot fit before work is spent on it.
+
+        Counts only what every template writes out: some drop past reasoning from assistant messages, and most trim.
+        """
+        texts = (message["content"].strip() for message in messages if message["role"] != "assistant")
+        self._require_room(texts, "messages")
+
+    def _require_room(self, texts: Iterable[str], param: str) -> None:
+        """Refuse texts that must come to more tokens than there are. Short ones are not even looked at."""
+        long = [text for text in texts if len(text) >= self._context_tokens]
+        least = sum(self._tokenizer.min_num_tokens(text, param=param) for text in long)
+        if least >= self._context_tokens:
+            raise ContextExceeded(num_prompt_tokens=least, max_tokens=1, limit=self._context_tokens, at_least=True)
+
+    def _render_open(
+        self,
+        template: ChatTemplate,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        """The render up to the end of the last message's content."""
+        last, place = messages[-1], f"messages[{len(messages) - 1}]"
+        if last["role"] != "assistant" or "tool_calls" in last:
+            raise RequestError(f"{place} cannot be continued; only an assistant message of text can", param=place)
+        marked = [*messages[:-1], {**last, "content": last["content"] + _CUT}]
+        text = template.render(marked, tools=tools, variables=variables, add_generation_prompt=False)
+        if text.count(_CUT) != 1:
+            raise CapabilityUnavailable(
+                "continuing a message", f"this model's template does not write {place} as it stands", param=place
+            )
+        return text[: text.index(_CUT)]
+
+    def _render_history(
+        self,
+        template: ChatTemplate,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        """The conversation without the opening of the assistant's turn; empty when there is no such thing."""
+        if not messages:
+            return ""
+        try:
+            return template.render(messages, tools=tools, variables=variables, add_generation_prompt=False)
+        except RequestError:
+            return ""  # some templates refuse half a conversation; the whole one did render
+
+    def _encode(self, text: str, before: str) -> Prompt:
+        """Encode a rendered chat, of which ``before`` is the part without the opening of the assistant's turn."""
+        tokenizer = self._tokenizer
+        self._require_room([text], "messages")
+        ids, boundary = tokenizer.encode_split(text, len(before), param="messages")
+        if not before or not text.startswith(before):
+            boundary = None
+        elif boundary is None:
+            own = tokenizer.encode(before, add_special=False, param="messages")
+            boundary = len(own) if len(own) < len(ids) and ids[: len(own)] == own else None
+        bos = tokenizer.bos_id
+        if tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
+            ids, boundary = [bos, *ids], None if boundary is None else boundary + 1
+        else:
+            repeated = self._num_bos_repeated(ids)
+            ids, boundary = ids[repeated:], None if boundary is None else boundary - repeated
+        return Prompt(text, tuple(ids), boundary)
+
+    def _num_bos_repeated(self, ids: Sequence[int]) -> int:
+        """How many leading BOS ids are too many: a template or a text may bring one beside the model's own."""
+        if not self._tokenizer.add_bos:
+            return 0
+        count = 0
+        while ids[count : count + 2] == [self._tokenizer.bos_id] * 2:
+            count += 1
+        return count

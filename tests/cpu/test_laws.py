@@ -1,0 +1,115 @@
+"""Every family under every law, through the whole engine: scheduler, runner, sampler and emitter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests import laws
+from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, VOCAB, load, random_ids, random_model, save
+from troth.cache.storage import CacheStorage
+from troth.contracts.cache_spec import attention_groups
+from troth.contracts.names import RequestId
+from troth.contracts.request import Request
+from troth.contracts.sampling import SamplingParams
+from troth.run.batch import BatchBuilder
+from troth.run.engine import EngineLoop
+from troth.run.runner import ModelRunner
+from troth.schedule.admission import SchedulerLimits
+from troth.schedule.scheduler import Scheduler
+from troth.testing.byte_tokenizer import ByteTokenizer
+
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "head_dim": 16,
+}
+FAMILIES: dict[str, Any] = {
+    "llama": transformers.LlamaConfig(**DENSE),
+    "mistral": transformers.MistralConfig(**DENSE, sliding_window=20),
+    "qwen2": transformers.Qwen2Config(**DENSE),
+    "qwen3": transformers.Qwen3Config(**DENSE, head_dim=16),
+    "gemma3": transformers.Gemma3TextConfig(
+        **DENSE, head_dim=32, sliding_window=20, layer_types=["sliding_attention"] * 2 + ["full_attention"]
+    ),
+    "qwen3_5": transformers.AutoConfig.for_model("qwen3_5_text", **DENSE, **HYBRID),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES, name="build")
+def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> laws.BuildEngine:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = load(save(random_model(FAMILIES[request.param]), folder))
+    specs = model.config.cache_specs(4)
+    groups = attention_groups(specs)
+
+    def build(serving: laws.Serving) -> tuple[EngineLoop, Scheduler]:
+        num_blocks = (serving.num_blocks,) * len(groups)
+        cache = CacheStorage(specs, num_blocks, serving.max_rows, dtype=torch.float32, device=CPU)
+        scheduler = Scheduler(
+            SchedulerLimits(
+                groups=groups,
+                num_blocks=num_blocks,
+                max_rows=serving.max_rows,
+                max_waiting=64,
+                chunk_tokens=serving.chunk_tokens,
+                step_tokens=serving.step_tokens,
+                context_tokens=CONTEXT,
+            )
+        )
+        ticks = count()
+        runner = ModelRunner(model, cache, BatchBuilder(groups, serving.max_rows, CONTEXT, CPU))
+        return EngineLoop(scheduler, runner, ByteTokenizer(), clock=lambda: float(next(ticks))), scheduler
+
+    return build
+
+
+def requests() -> list[Request]:
+    """Different lengths, samplings, penalties, stops and ends."""
+    plans: list[tuple[int, int, dict[str, Any], dict[str, Any]]] = [
+        (90, 24, {"temperature": 0.0}, {}),
+        (17, 40, {"temperature": 0.9, "seed": 5}, {}),
+        (1, 33, {"temperature": 1.0, "top_k": 9, "top_p": 0.8, "seed": 2**64 - 1}, {}),
+        (64, 30, {"temperature": 0.7, "repetition_penalty": 1.3, "seed": 11}, {}),
+        (33, 25, {"temperature": 0.5, "presence_penalty": 1.0, "frequency_penalty": 0.7, "seed": 3}, {}),
+        (48, 48, {"temperature": 1.2, "min_p": 0.05, "seed": 8}, {"eos_ids": frozenset(range(0, 131, 19))}),
+        (5, 60, {"temperature": 0.8, "seed": 21, "logit_bias": ((65, 3.0), (66, 2.5))}, {"stop": ("AB", "BBA", "q")}),
+    ]
+    return [
+        Request(
+            request_id=RequestId(f"r{i}"),
+            prompt_ids=tuple(random_ids(num_prompt, seed=100 + i)),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(logprobs=0, **sampling),
+            **rest,
+        )
+        for i, (num_prompt, max_tokens, sampling, rest) in enumerate(plans)
+    ]
+
+
+def test_law_batched_equals_single(build: laws.BuildEngine) -> None:
+    laws.batched_equals_single(build, requests())
+
+
+def test_law_chunked_equals_whole(build: laws.BuildEngine) -> None:
+    laws.chunked_equals_whole(build, requests())
+
+
+def test_law_preempted_equals_uninterrupted(build: laws.BuildEngine) -> None:
+    """Short prompts get in together and then grow past what the pool holds."""
+    growing = [replace(one, prompt_ids=one.prompt_ids[:12], max_tokens=70, eos_ids=frozenset()) for one in requests()]
+    laws.preempted_equals_uninterrupted(build, growing, num_blocks=10)
+
+
+def test_law_stream_equals_whole(build: laws.BuildEngine) -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.vocab_size >= VOCAB
+    laws.stream_equals_whole(build, requests(), tokenizer.decode)

@@ -1,0 +1,139 @@
+"""The laws every model family must obey, stated once.
+
+Each takes a way to build an engine and a set of requests, and compares what the requests get in two ways of serving
+them. Token ids must be equal, and with them texts, finish reasons and counts; log-probabilities may differ by float
+order.
+
+    batched = single            chunked = whole            preempted = uninterrupted            stream = whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from troth.contracts.events import Completed, Event, Failed, Segment
+from troth.contracts.request import Request
+from troth.run.engine import EngineLoop
+from troth.schedule import invariants
+from troth.schedule.scheduler import Scheduler
+
+LOGPROB_LIMIT = 2e-3 """Float32 sums in another order, through a few layers: far below what changes a token, far above
+what was seen (1e-5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How an engine is set up."""
+
+    max_rows: int = 8
+    chunk_tokens: int = 256
+    step_tokens: int = 256
+    num_blocks: int = 200
+    """Blocks of every group's pool."""
+
+
+BuildEngine = Callable[[Serving], tuple[EngineLoop, Scheduler]]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one request got."""
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[float]
+    end: Completed
+
+
+class _Collector:
+    """A consumer that always keeps up."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.last_read = 0.0
+
+    def offer(self, event: Event) -> bool:
+        self.events.append(event)
+        return True
+
+    def answer(self) -> Answer:
+        end = self.events[-1]
+        assert not isinstance(end, Failed), end
+        assert isinstance(end, Completed)
+        segments = [event for event in self.events if isinstance(event, Segment)]
+        tokens = [token for segment in segments for token in segment.tokens]
+        assert len(tokens) == end.usage.num_completion_tokens
+        counts = [segment.num_completion_tokens for segment in segments]
+        assert counts == sorted(counts), "the running count of tokens fell"
+        logprobs = [token.logprobs.logprob for token in tokens if token.logprobs is not None]
+        return Answer([t.token_id for t in tokens], "".join(s.text for s in segments), logprobs, end)
+
+
+def serve(
+    build: BuildEngine, serving: Serving, requests: Sequence[Request], *, stagger: int = 0
+) -> tuple[list[Answer], Scheduler]:
+    """Serve the requests together, each arriving ``stagger`` steps after the one before; check the invariants."""
+    loop, scheduler = build(serving)
+    collectors = [_Collector() for _ in requests]
+    for request, collector in zip(requests, collectors, strict=True):
+        loop.add(request, collector)
+        for _ in range(stagger):
+            loop.step()
+            invariants.check(scheduler)
+    while loop.step():
+        invariants.check(scheduler)
+    assert all(pool.num_used == 0 for pool in scheduler.pools), "blocks leaked"
+    return [collector.answer() for collector in collectors], scheduler
+
+
+def assert_same(left: Sequence[Answer], right: Sequence[Answer]) -> None:
+    """Equal tokens, texts, reasons and counts; log-probabilities within LOGPROB_LIMIT."""
+    for one, other in zip(left, right, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.text == other.text
+        assert one.end.finish_reason == other.end.finish_reason
+        assert one.end.usage == other.end.usage
+        assert max((abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True)), default=0) < LOGPROB_LIMIT
+
+
+def alone(build: BuildEngine, requests: Sequence[Request], serving: Serving | None = None) -> list[Answer]:
+    """Each request served by itself."""
+    return [serve(build, serving or Serving(), [request])[0][0] for request in requests]
+
+
+def batched_equals_single(build: BuildEngine, requests: Sequence[Request]) -> None:
+    """Neighbours change nothing, whether they arrive together or one by one."""
+    singles = alone(build, requests)
+    for stagger in (0, 2):
+        assert_same(serve(build, Serving(), requests, stagger=stagger)[0], singles)
+    assert_same(serve(build, Serving(max_rows=2), requests)[0], singles)
+
+
+def chunked_equals_whole(build: BuildEngine, requests: Sequence[Request]) -> None:
+    """The size of prompt chunks changes nothing."""
+    whole = alone(build, requests)
+    for chunk in (7, 16, 33):
+        chunked = Serving(chunk_tokens=chunk, step_tokens=chunk)
+        assert_same(serve(build, chunked, requests)[0], whole)
+
+
+def preempted_equals_uninterrupted(build: BuildEngine, requests: Sequence[Request], num_blocks: int) -> None:
+    """Losing the cache and computing it again changes nothing."""
+    interrupted, scheduler = serve(build, Serving(num_blocks=num_blocks), requests)
+    assert scheduler.num_preemptions > 0, "the pool was too large to preempt anybody"
+    assert_same(interrupted, alone(build, requests))
+
+
+def stream_equals_whole(build: BuildEngine, requests: Sequence[Request], decode: Callable[[list[int]], str]) -> None:
+    """The streamed text is the decoded answer up to its stop string, EOS left out."""
+    for request, answer in zip(requests, alone(build, requests), strict=True):
+        ids = [token_id for token_id in answer.token_ids if token_id not in request.eos_ids]
+        text = decode(ids)
+        if answer.end.stop_match is not None:
+            assert answer.end.stop_match in request.stop
+            text = text[: text.index(answer.end.stop_match)]
+        assert answer.text == text
+        unstopped = replace(request, stop=())
+        if answer.end.stop_match is None:
+            assert_same(alone(build, [unstopped]), [answer])

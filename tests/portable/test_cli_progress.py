@@ -1,0 +1,83 @@
+"""The progress bar: only where a person reads, only when it takes long, and gone without a trace."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.cli_engine import Person
+from troth.cli import progress as progress_module
+from troth.cli.progress import Progress
+from troth.cli.terminal import Terminal
+
+
+@pytest.fixture(autouse=True)
+def _terminal_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def wait_for(text: str, stream: io.StringIO) -> None:
+    for _ in range(500):
+        if text in stream.getvalue():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{text!r} is not in {stream.getvalue()!r}")
+
+
+def test_progress_shows_stage_and_share_when_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "DELAY_S", 0.0)
+    errors = Person()
+    with Progress(Terminal(io.StringIO(), io.StringIO(), errors), "starting") as progress:
+        wait_for("starting", errors)
+        progress("reading weights", 25, 100)
+        wait_for("reading weights", errors)
+        wait_for("25%", errors)
+    shown = errors.getvalue()
+    assert shown.endswith("\x1b[2K"), "the bar is erased"
+    progress("too late", 1, 1)
+    assert errors.getvalue() == shown
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+def test_progress_shows_nothing_when_it_is_quick() -> None:
+    errors = Person()
+    with Progress(Terminal(io.StringIO(), io.StringIO(), errors), "starting") as progress:
+        progress("reading weights", 1, 2)
+    assert errors.getvalue() == ""
+
+
+@pytest.mark.parametrize(("errors", "quiet"), [(io.StringIO(), False), (Person(), True)])
+def test_progress_shows_nothing_where_nobody_wants_it(
+    monkeypatch: pytest.MonkeyPatch, errors: io.StringIO, quiet: bool
+) -> None:
+    monkeypatch.setattr(progress_module, "DELAY_S", 0.0)
+    with Progress(Terminal(io.StringIO(), io.StringIO(), errors), "starting", quiet=quiet) as progress:
+        progress("reading weights", 1, 2)
+        time.sleep(0.05)
+    assert errors.getvalue() == ""
+
+
+def test_progress_is_not_started_after_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer may fire while the work ends; the bar must not appear then."""
+    errors = Person()
+    progress = Progress(Terminal(io.StringIO(), io.StringIO(), errors), "starting")
+    progress.stop()
+    progress._show()
+    assert errors.getvalue() == ""
+
+
+def test_terminal_replaces_what_its_encoding_lacks() -> None:
+    code = "from troth.cli.terminal import Terminal; Terminal().write('caf\\u00e9 \\u2603')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=True,
+        env={"PYTHONIOENCODING": "latin-1", "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.stdout == "café ?".encode("latin-1")
