@@ -18,8 +18,8 @@ from troth.run.engine import EngineLoop
 from troth.schedule import invariants
 from troth.schedule.scheduler import Scheduler
 
-LOGPROB_LIMIT = 2e-3 """Float32 sums in another order, through a few layers: far below what changes a token, far above
-what was seen (1e-5)."""
+LOGPROB_LIMIT = 2e-3
+"""Sums in another order, through a few layers: far below what changes a token, far above what was seen (1e-5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,16 +67,16 @@ def load_text(artifact: Artifact, options: ModelOptions) -> TextSide:
     from troth.text.defaults import GenerationDefaults
     from troth.text.tokenizer import Tokenizer
 
-    if artifact.gguf is not None:
-        tokenizer = Tokenizer.from_gguf(artifact.gguf.metadata, str(artifact.gguf.path))
-    else:
-        tokenizer = Tokenizer.from_folder(artifact.root)
     source = artifact.chat_template.source if artifact.chat_template else None
     if options.chat_template is not None:
         try:
             source = Path(options.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"chat template {options.chat_template!r} cannot be read: {error}") from error
+    if artifact.gguf is not None:
+        tokenizer = Tokenizer.from_gguf(artifact.gguf.metadata, str(artifact.gguf.path), template=source)
+    else:
+        tokenizer = Tokenizer.from_folder(artifact.root, template=source)
     template = ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token) if source else None
     return TextSide(artifact, tokenizer, template, GenerationDefaults.from_config(artifact.generation_config))
 

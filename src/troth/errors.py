@@ -53,12 +53,14 @@ class RequestError(TrothError):
 class ContextExceeded(RequestError):
     """Prompt and requested output do not fit into the context. Nothing is ever truncated instead."""
 
-    def __init__(self, *, num_prompt_tokens: int, max_tokens: int, limit: int, at_least: bool = False) -> None:
+    def __init__(
+        self, *, num_prompt_tokens: int, max_tokens: int, limit: int, at_least: bool = False, param: str = "messages"
+    ) -> None:
         counted = f"at least {num_prompt_tokens}" if at_least else str(num_prompt_tokens)
         super().__init__(
             f"This model's maximum context length is {limit} tokens; the prompt has {counted} tokens and "
             f"{max_tokens} more were requested for the answer. Shorten the prompt or lower max_tokens.",
-            param="messages",
+            param=param,
             code="context_length_exceeded",
         )
         self.num_prompt_tokens = num_prompt_tokens

@@ -200,7 +200,7 @@ class Engine:
         Args:
             messages: [{"role": ..., "content": ...}], or one user message as a string.
             template_variables: handed to the chat template (``enable_thinking`` and the like).
-            options: ``max_tokens``, ``stop`` (string or list), ``ignore_eos``, ``priority``, and the fields of
+            options: ``max_tokens``, ``stop`` (string or list), ``ignore_eos``, ``priority``, ``prompt_cache``, and the fields of
                 ``contracts.sampling.SamplingParams``.
 
         Raises:
@@ -245,6 +245,8 @@ class Engine:
             eos_ids=frozenset() if sampling.pop("ignore_eos", False) else self._text.tokenizer.eos_ids,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             boundary=prompt.boundary,
+            continues_text=prompt.continues_text,
+            prompt_cache=sampling.pop("prompt_cache", True),
             priority=sampling.pop("priority", 0),
             sampling=self._text.defaults.sampling(**{"seed": secrets.randbits(64)} | sampling),
         )

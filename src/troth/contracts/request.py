@@ -25,6 +25,8 @@ class Request:
     """Ids that end the answer. They are emitted (and counted) but never committed and never shown."""
     stop: tuple[str, ...] = ()
     """Stop strings, matched in visible text only, excluded from it."""
+    continues_text: bool = False
+    """Whether the answer goes on in the middle of a text: a space at its start is then part of it."""
     echo_special: bool = False
     """Whether the text of special tokens stays in the answer."""
     boundary: int | None = None

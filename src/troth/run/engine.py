@@ -27,7 +27,6 @@ from troth.errors import (
     Cancelled,
     DeviceError,
     RequestError,
-    StreamProtocol,
     TrothError,
 )
 from troth.run.emit import Emission, Emitter
@@ -229,12 +228,7 @@ class EngineLoop:
         now = self._clock()
         live.first_token_at = live.first_token_at or now
         live.last_token_at = now
-        try:
-            emission = live.emitter.push(outcome.token_ids, outcome.logprobs, outcome.finish)
-        except StreamProtocol as error:
-            self._scheduler.finish(outcome.request_id, num_emitted=live.emitter.num_emitted)
-            self._fail(live, error)
-            return
+        emission = live.emitter.push(outcome.token_ids, outcome.logprobs, outcome.finish)
         if emission.finish is not None and outcome.finish is None:
             self._scheduler.finish(outcome.request_id, num_emitted=emission.num_emitted)
         self._emit(live, emission)

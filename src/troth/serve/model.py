@@ -34,6 +34,10 @@ class Prompt(Protocol):
     def boundary(self) -> int | None:
         """Tokens before the generation prompt."""
 
+    @property
+    def continues_text(self) -> bool:
+        """Whether the answer goes on in the middle of a text."""
+
 
 class Prompts(Protocol):
     """Builds prompts. Pure and safe to call from several threads: long prompts are built off the event loop.

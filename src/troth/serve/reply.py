@@ -145,6 +145,7 @@ def engine_requests(
             eos_ids=eos_ids,
             stop=wishes.stop,
             boundary=prompts[choice // wishes.num_choices].boundary,
+            continues_text=prompts[choice // wishes.num_choices].continues_text,
         )
         for choice in range(num_choices)
     )

@@ -52,6 +52,7 @@ class BytePrompt:
     text: str
     ids: tuple[int, ...]
     boundary: int | None = None
+    continues_text: bool = False
 
 
 class BytePrompts:

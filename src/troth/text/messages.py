@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from troth.errors import RequestError
+from troth.errors import CapabilityUnavailable, RequestError
 from troth.text.tokenizer import require_unicode
 
 # Few templates know the developer role; to the others it is what the system role is. Function is tool's old name.
@@ -21,6 +21,9 @@ _ROLES: Final = {
     "tool": "tool",
     "function": "tool",
 }
+_MEDIA_PARTS: Final = frozenset(
+    {"image", "image_url", "input_image", "input_audio", "audio", "video", "video_url", "file", "input_file", "document"}
+)
 _REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -67,7 +70,10 @@ def _normalise(message: object, place: str) -> dict[str, Any]:
 
 
 def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
-    for name in _REASONING_NAMES:
+    for name in _MEDIA_PARTS: Final = frozenset(
+    {"image", "image_url", "input_image", "input_audio", "audio", "video", "video_url", "file", "input_file", "document"}
+)
+_REASONING_NAMES:
         if message.get(name) is not None:
             return _string(message[name], f"{place}.{name}")
     return None
@@ -84,11 +90,12 @@ def _text(content: object, place: str) -> str | None:
 def _part(part: object, place: str) -> str:
     if not isinstance(part, Mapping):
         raise _wrong_type(place, "an object with type and text", part)
-    if part.get("type") != "text":
+    kind = part.get("type")
+    if kind in _MEDIA_PARTS:
+        raise CapabilityUnavailable(f"content of type {kind}", "only text can be read here", param=place)
+    if kind != "text":
         raise RequestError(
-            f"{place} is of type {part.get('type')!r}; only text parts can be read here",
-            param=place,
-            code="invalid_type",
+            f"{place} is of type {str(kind)[:64]!r}; only text parts can be read here", param=place, code="invalid_type"
         )
     return _string(part.get("text"), f"{place}.text")
 

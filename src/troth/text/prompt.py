@@ -6,7 +6,7 @@ Knows no sampling and no engine. Read next: ``messages.py``, ``chat_template.py`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from troth.errors import CapabilityUnavailable, ContextExceeded, RequestError
@@ -28,6 +28,8 @@ class Prompt:
     ids: tuple[int, ...]
     boundary: int | None = None
     """Number of ids before the generation prompt: the conversation so far, which the next turn begins with too."""
+    continues_text: bool = False
+    """Whether the answer goes on in the middle of a text, so that a space at its start is part of it."""
 
 
 class PromptBuilder:
@@ -70,7 +72,8 @@ class PromptBuilder:
         else:
             text = self._template.render(normal, tools=tools, variables=variables)
             history = normal
-        return self._encode(text, self._render_history(self._template, history, tools, variables))
+        prompt = self._encode(text, self._render_history(self._template, history, tools, variables))
+        return replace(prompt, continues_text=True) if continue_final else prompt
 
     def completion(self, text: str) -> Prompt:
         """The prompt of a plain text to be continued.
@@ -81,7 +84,7 @@ class PromptBuilder:
         """
         self._require_room([text], "prompt")
         ids = self._tokenizer.encode(text, add_special=True, param="prompt")
-        return Prompt(text, tuple(ids[self._num_bos_repeated(ids) :]))
+        return Prompt(text, tuple(ids[self._num_bos_repeated(ids) :]), continues_text=True)
 
     def token_ids(self, ids: Sequence[int]) -> Prompt:
         """The prompt given as ids of this model's own vocabulary, taken as they are.
@@ -96,7 +99,7 @@ class PromptBuilder:
                     f"prompt[{index}] is {token_id!r}; this model's token ids are integers from 0 to {limit - 1}",
                     param=f"prompt[{index}]",
                 )
-        return Prompt("", tuple(ids))
+        return Prompt("", tuple(ids), continues_text=True)
 
     def _refuse_huge(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Refuse what cannot fit before work is spent on it.
@@ -111,7 +114,9 @@ class PromptBuilder:
         long = [text for text in texts if len(text) >= self._context_tokens]
         least = sum(self._tokenizer.min_num_tokens(text, param=param) for text in long)
         if least >= self._context_tokens:
-            raise ContextExceeded(num_prompt_tokens=least, max_tokens=1, limit=self._context_tokens, at_least=True)
+            raise ContextExceeded(
+                num_prompt_tokens=least, max_tokens=1, limit=self._context_tokens, at_least=True, param=param
+            )
 
     def _render_open(
         self,
