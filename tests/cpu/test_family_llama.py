@@ -185,6 +185,7 @@ def hf(**changes: Any) -> dict[str, Any]:
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters: says .* but rope_scaling says"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers: must be an integer"),
         ({"vocab_size": None}, "vocab_size: is missing"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 4 query heads cannot share 3"),
         ({"rope_interleaved": True}, "rope_interleaved: True is not supported"),
     ],
 )
@@ -207,6 +208,8 @@ def test_llama_gguf_config_refuses_keys_it_does_not_know() -> None:
     keys = keys_of(CONFIGS["llama"], 16) | {"expert_count": 8}
     with pytest.raises(ModelLoadError, match="expert_count: 8 is not supported"):
         Config.from_gguf(keys, "model.gguf")
+    with pytest.raises(ModelLoadError, match=r"attention.head_count_kv: 4 query heads cannot share 3"):
+        Config.from_gguf(keys_of(CONFIGS["llama"], 16) | {"attention.head_count_kv": 3}, "model.gguf")
     with pytest.raises(ModelLoadError, match=r"rope.scaling.attn_factor"):
         Config.from_gguf(keys_of(CONFIGS["llama"], 16) | {"rope.scaling.attn_factor": 1.2}, "model.gguf")
 

@@ -120,7 +120,10 @@ def hf(**changes: Any) -> dict[str, Any]:
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
         ({"attn_output_gate": False}, "attn_output_gate: False is not supported"),
         ({"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype: 'bfloat16' is not supported"),
+        ({"output_gate_type": "sigmoid"}, "output_gate_type: 'sigmoid' is not supported"),
+        ({"mlp_only_layers": [1]}, "mlp_only_layers"),
         ({"num_experts": 512}, "num_experts"),
+        ({"linear_num_key_heads": 3}, "linear_num_value_heads: 4 heads cannot share 3 key heads"),
         ({"layer_types": ["sliding_attention"] * 4}, "'sliding_attention' is not possible here"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim: must be an integer of at least 2"),
         ({"head_dim": 34}, "rotary size must be even, not 17"),
@@ -139,6 +142,69 @@ def test_qwen3_5_config_refuses_unknown_keys_beside_the_text_config() -> None:
 def test_qwen3_5_config_lists_its_layers_by_interval_when_there_is_no_list() -> None:
     config = Config.from_hf(hf(layer_types=None, full_attention_interval=2), "config.json")
     assert config.layer_types == ("linear_attention", "full_attention") * 2
+
+
+def test_qwen3_5_config_of_the_published_kind_is_read() -> None:
+    """Keys as in the config.json of the published 27B models."""
+    text = {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_output_gate": True,
+        "bos_token_id": 248044,
+        "dtype": "bfloat16",
+        "eos_token_id": 248044,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "initializer_range": 0.02,
+        "intermediate_size": 17408,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 24,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 4,
+        "output_gate_type": "swish",
+        "pad_token_id": None,
+        "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": 248320,
+    }
+    whole = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "image_token_id": 248056,
+        "language_model_only": False,
+        "model_type": "qwen3_5",
+        "text_config": text,
+        "tie_word_embeddings": False,
+        "transformers_version": "5.2.0",
+        "video_token_id": 248057,
+        "vision_config": {"depth": 27, "model_type": "qwen3_5"},
+        "vision_end_token_id": 248054,
+        "vision_start_token_id": 248053,
+    }
+    config = Config.from_hf(whole, "config.json")
+    assert (config.rope.rotary_dim, config.rope.theta, config.delta.conv_width) == (64, 1e7, 10240)
+    assert config.layer_types.count("full_attention") == 16
 
 
 def test_qwen3_5_caches_are_blocks_for_attention_and_a_state_for_delta_layers() -> None:

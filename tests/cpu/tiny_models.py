@@ -218,6 +218,7 @@ def check_bfloat16(case: Case) -> None:
     ids, want = case.prompts[0], case.logits[0]
     theirs = (reference_logits(case.path, ids, torch.bfloat16) - want).abs()
     ours = (Session(load(case.path, torch.bfloat16), torch.bfloat16).run(0, ids, 100) - want).abs()
-    # Largest ratios seen over all families and seeds: 1.09 of means, 1.81 of maxima.
-    assert ours.mean() < 1.25 * theirs.mean(), (float(ours.mean()), float(theirs.mean()))
-    assert ours.max() < 2.5 * theirs.max(), (float(ours.max()), float(theirs.max()))
+    # Largest ratios over the configs of all families: 0.96 of means, 1.07 of maxima; over other seeds, 1.09 and 1.5.
+    # In logits of unit size the maxima are 0.11 to 0.12 (Qwen3.5's random gates: 1.0), its own 0.11 to 0.18 (1.1).
+    assert ours.mean() < 1.15 * theirs.mean(), (float(ours.mean()), float(theirs.mean()))
+    assert ours.max() < 2.0 * theirs.max(), (float(ours.max()), float(theirs.max()))

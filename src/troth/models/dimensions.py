@@ -40,6 +40,9 @@ def dimensions_from_hf(config: StrictConfig, defaults: Mapping[str, Any] = _NO_D
         ModelLoadError: a key is missing or of the wrong kind.
     """
     heads = config.integer("num_attention_heads", defaults.get("num_attention_heads"))
+    kv_heads = config.integer("num_key_value_heads", defaults.get("num_key_value_heads", heads))
+    if heads % kv_heads:
+        raise config.error("num_key_value_heads", f"{heads} query heads cannot share {kv_heads} of keys and values")
     hidden = config.integer("hidden_size", defaults.get("hidden_size"))
     return Dimensions(
         vocab_size=config.integer("vocab_size", defaults.get("vocab_size")),
@@ -47,7 +50,7 @@ def dimensions_from_hf(config: StrictConfig, defaults: Mapping[str, Any] = _NO_D
         intermediate_size=config.integer("intermediate_size", defaults.get("intermediate_size")),
         num_hidden_layers=config.integer("num_hidden_layers", defaults.get("num_hidden_layers")),
         num_attention_heads=heads,
-        num_key_value_heads=config.integer("num_key_value_heads", defaults.get("num_key_value_heads", heads)),
+        num_key_value_heads=kv_heads,
         head_dim=config.integer("head_dim", defaults.get("head_dim", hidden // heads)),
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         max_position_embeddings=config.integer("max_position_embeddings", defaults.get("max_position_embeddings")),
@@ -57,6 +60,9 @@ def dimensions_from_hf(config: StrictConfig, defaults: Mapping[str, Any] = _NO_D
 def dimensions_from_gguf(config: StrictConfig) -> Dimensions:
     """Read the common keys of a GGUF header; errors as ``dimensions_from_hf``."""
     heads = config.integer("attention.head_count")
+    kv_heads = config.integer("attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise config.error("attention.head_count_kv", f"{heads} query heads cannot share {kv_heads} of keys and values")
     hidden = config.integer("embedding_length")
     head_dim = config.integer("attention.key_length", hidden // heads)
     config.one_of("attention.value_length", (head_dim,), head_dim)
@@ -66,7 +72,7 @@ def dimensions_from_gguf(config: StrictConfig) -> Dimensions:
         intermediate_size=config.integer("feed_forward_length"),
         num_hidden_layers=config.integer("block_count"),
         num_attention_heads=heads,
-        num_key_value_heads=config.integer("attention.head_count_kv", heads),
+        num_key_value_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=config.number("attention.layer_norm_rms_epsilon"),
         max_position_embeddings=config.integer("context_length"),

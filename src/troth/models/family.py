@@ -1,7 +1,7 @@
 """What every family module provides, and what it is built with.
 
-A family module exports ``Config`` (a frozen dataclass with ``from_hf`` and, where files exist, ``from_gguf``), ``Model``, and
-``IGNORED`` (patterns of tensors in the artifact that the family leaves alone on purpose).
+A family module exports ``Config`` (a frozen dataclass with ``from_hf`` and, where files exist, ``from_gguf``),
+``Model``, and ``IGNORED`` (patterns of tensors in the artifact that the family leaves alone on purpose).
 """
 
 from __future__ import annotations

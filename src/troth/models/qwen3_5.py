@@ -92,8 +92,8 @@ class Config:
         # The image tower is not loaded; the ids say which tokens its outputs would replace.
         whole.finish(
             inert=(
-                *("vision_config", "tie_word_embeddings", "image_token_id", "video_token_id"),
-                *("vision_start_token_id", "vision_end_token_id"),
+                *("vision_config", "language_model_only", "tie_word_embeddings"),
+                *("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
             )
         )
         tied = {key: values[key] for key in ("tie_word_embeddings",) if values.get(key) is not None}
@@ -103,17 +103,25 @@ class Config:
     def _from_text(cls, config: StrictConfig) -> Config:
         config.one_of("hidden_act", ("silu",), "silu")
         config.one_of("attn_output_gate", (True,), True)
+        config.one_of("output_gate_type", ("swish",), "swish")
         config.one_of("mamba_ssm_dtype", ("float32",), "float32")
+        config.one_of("mlp_only_layers", ([],), [])
         size = dimensions_from_hf(config, _DEFAULTS)
         interval = config.integer("full_attention_interval", 4)
+        key_heads, value_heads = (
+            config.integer("linear_num_key_heads", 16),
+            config.integer("linear_num_value_heads", 32),
+        )
+        if value_heads % key_heads:
+            raise config.error("linear_num_value_heads", f"{value_heads} heads cannot share {key_heads} key heads")
         older_rule = [_LINEAR if (layer + 1) % interval else _FULL for layer in range(size["num_hidden_layers"])]
         parsed = cls(
             **size,
             rope=rope_from_hf(config, size, fraction=0.25),
             layer_types=layer_types(config, older_rule, (_FULL, _LINEAR)),
             delta=DeltaConfig(
-                num_key_heads=config.integer("linear_num_key_heads", 16),
-                num_value_heads=config.integer("linear_num_value_heads", 32),
+                num_key_heads=key_heads,
+                num_value_heads=value_heads,
                 key_dim=config.integer("linear_key_head_dim", 128),
                 value_dim=config.integer("linear_value_head_dim", 128),
                 num_taps=config.integer("linear_conv_kernel_dim", 4, least=2),

@@ -62,7 +62,7 @@ class Op(Generic[P, R]):
         """Run the first active provider that supports these arguments, else the reference."""
         for implementation in self._active:
             if implementation.supports(*args, **kwargs):
-                return implementation.run(*args, **kwargs)  # type: ignore[no-any-return]
+                return implementation.run(*args, **kwargs)
         if self._active:
             self.fallbacks[self._active[0].provider] += 1
         return self.reference(*args, **kwargs)

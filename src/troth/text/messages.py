@@ -22,7 +22,18 @@ _ROLES: Final = {
     "function": "tool",
 }
 _MEDIA_PARTS: Final = frozenset(
-    {"image", "image_url", "input_image", "input_audio", "audio", "video", "video_url", "file", "input_file", "document"}
+    {
+        "image",
+        "image_url",
+        "input_image",
+        "input_audio",
+        "audio",
+        "video",
+        "video_url",
+        "file",
+        "input_file",
+        "document",
+    }
 )
 _REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
 
@@ -70,10 +81,7 @@ def _normalise(message: object, place: str) -> dict[str, Any]:
 
 
 def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
-    for name in _MEDIA_PARTS: Final = frozenset(
-    {"image", "image_url", "input_image", "input_audio", "audio", "video", "video_url", "file", "input_file", "document"}
-)
-_REASONING_NAMES:
+    for name in _REASONING_NAMES:
         if message.get(name) is not None:
             return _string(message[name], f"{place}.{name}")
     return None
