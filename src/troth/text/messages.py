@@ -100,7 +100,7 @@ def _part(part: object, place: str) -> str:
         raise _wrong_type(place, "an object with type and text", part)
     kind = part.get("type")
     if kind in _MEDIA_PARTS:
-        raise CapabilityUnavailable(f"content of type {kind}", "only text can be read here", param=place)
+        raise CapabilityUnavailable(f"{place}: content of type {kind}", "only text can be read here", param=place)
     if kind != "text":
         raise RequestError(
             f"{place} is of type {str(kind)[:64]!r}; only text parts can be read here", param=place, code="invalid_type"
