@@ -256,8 +256,9 @@ def test_serve_answers_over_http_and_stops_at_sigterm() -> None:
             "temperature": 0,
             "max_tokens": 20,
         }
-        reply = httpx.post(f"{url}/chat/completions", json=body, timeout=DEADLINE_S, trust_env=False).json()
-        assert "Paris" in reply["choices"][0]["message"]["content"]
+        reply = httpx.post(f"{url}/chat/completions", json=body, timeout=DEADLINE_S, trust_env=False)
+        assert reply.status_code == 200, reply.text
+        assert "Paris" in reply.json()["choices"][0]["message"]["content"]
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=DEADLINE_S)
     finally:

@@ -1,0 +1,184 @@
+// One float vector V of W lanes per instruction set, and the few operations kernels are written in.
+//
+// Everything else is C++ with GCC's vector extensions (bytes16), which gcc and clang turn into SSE2, AVX or NEON.
+// Exactly one of TROTH_AVX512, TROTH_AVX2 or neither is defined per translation unit (CMakeLists.txt).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(TROTH_AVX512) || defined(TROTH_AVX2)
+#include <immintrin.h>
+#endif
+
+namespace troth {
+
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+typedef int8_t signed16 __attribute__((vector_size(16)));
+
+inline bytes16 load16(const void* p) {
+    bytes16 b;
+    memcpy(&b, p, 16);
+    return b;
+}
+
+inline bytes16 all16(uint8_t value) {
+    return bytes16{} + value;
+}
+
+#if defined(TROTH_AVX512)
+
+typedef __m512 V;
+constexpr int W = 16;
+inline V zero() { return _mm512_setzero_ps(); }
+inline V all(float x) { return _mm512_set1_ps(x); }
+inline V load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, V v) { _mm512_storeu_ps(p, v); }
+inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+inline V max(V a, V b) { return _mm512_max_ps(a, b); }
+inline float sum(V v) { return _mm512_reduce_add_ps(v); }
+inline float largest(V v) { return _mm512_reduce_max_ps(v); }
+inline void widen(bytes16 b, V* out) { out[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)b)); }
+inline void widen_signed(bytes16 b, V* out) { out[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b)); }
+inline V load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline void store_f16(uint16_t* p, V v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v, 0)); }
+inline V load_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+inline V load_i8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+
+#elif defined(TROTH_AVX2)
+
+typedef __m256 V;
+constexpr int W = 8;
+inline V zero() { return _mm256_setzero_ps(); }
+inline V all(float x) { return _mm256_set1_ps(x); }
+inline V load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, V v) { _mm256_storeu_ps(p, v); }
+inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+inline V max(V a, V b) { return _mm256_max_ps(a, b); }
+inline float sum(V v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+inline float largest(V v) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+inline void widen(bytes16 b, V* out) {
+    __m128i v = (__m128i)b;
+    out[0] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v));
+    out[1] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(v, v)));
+}
+inline void widen_signed(bytes16 b, V* out) {
+    __m128i v = (__m128i)b;
+    out[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v));
+    out[1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(v, v)));
+}
+inline V load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline void store_f16(uint16_t* p, V v) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v, 0)); }
+inline V load_bf16(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+inline V load_i8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+
+#else
+
+typedef float V __attribute__((vector_size(16)));
+constexpr int W = 4;
+inline V zero() { return V{}; }
+inline V all(float x) { return V{} + x; }
+inline V load(const float* p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+inline void store(float* p, V v) { memcpy(p, &v, sizeof v); }
+inline V fma(V a, V b, V c) { return a * b + c; }
+inline V max(V a, V b) { return a > b ? a : b; }
+inline float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+inline float largest(V v) {
+    float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+    return a > b ? a : b;
+}
+inline void widen(bytes16 b, V* out) {
+    for (int i = 0; i < 16; i++) out[i / 4][i % 4] = (float)b[i];
+}
+inline void widen_signed(bytes16 b, V* out) {
+    signed16 s = (signed16)b;
+    for (int i = 0; i < 16; i++) out[i / 4][i % 4] = (float)s[i];
+}
+float f16_to_f32(uint16_t h);
+uint16_t f32_to_f16(float f);
+inline V load_f16(const uint16_t* p) {
+    return V{f16_to_f32(p[0]), f16_to_f32(p[1]), f16_to_f32(p[2]), f16_to_f32(p[3])};
+}
+inline void store_f16(uint16_t* p, V v) {
+    for (int i = 0; i < 4; i++) p[i] = f32_to_f16(v[i]);
+}
+inline V load_bf16(const uint16_t* p) {
+    uint32_t bits[4];
+    for (int i = 0; i < 4; i++) bits[i] = (uint32_t)p[i] << 16;
+    V v;
+    memcpy(&v, bits, 16);
+    return v;
+}
+inline V load_i8(const int8_t* p) { return V{(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
+
+#endif
+
+#if defined(TROTH_AVX512) || defined(TROTH_AVX2)
+inline float f16_to_f32(uint16_t h) { return _cvtsh_ss(h); }
+inline uint16_t f32_to_f16(float f) { return _cvtss_sh(f, 0); }
+#else
+inline float f16_to_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023, bits;
+    if (exponent == 31) {
+        bits = sign | 0x7f800000 | (fraction << 13);
+    } else if (exponent) {
+        bits = sign | ((exponent + 112) << 23) | (fraction << 13);
+    } else {  // subnormal: fraction * 2^-24 is exact in float32
+        float f = (float)fraction * 0x1p-24f;
+        memcpy(&bits, &f, 4);
+        bits |= sign;
+    }
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+inline uint16_t f32_to_f16(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+    if (magnitude < 0x38800000) {  // subnormal result: let float addition round to multiples of 2^-24
+        float scaled;
+        memcpy(&scaled, &magnitude, 4);
+        scaled += 0.5f;
+        uint32_t out;
+        memcpy(&out, &scaled, 4);
+        return (uint16_t)(sign | (out - 0x3f000000));
+    }
+    uint32_t odd = (magnitude >> 13) & 1;
+    return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xfff + odd) >> 13));
+}
+#endif
+
+inline uint16_t f32_to_bf16(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)((bits >> 16) | 64);
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float bf16_to_f32(uint16_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+}  // namespace troth
