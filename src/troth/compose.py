@@ -53,7 +53,13 @@ class Planned:
     recognised: Recognised
     resolved: Resolved
     plan: MemoryPlan
-    name: str
+    model: ModelOptions
+    engine: EngineOptions
+
+    @property
+    def name(self) -> str:
+        """The name the model is served under."""
+        return self.model.name or self.recognised.artifact.name
 
 
 def find(options: ModelOptions) -> Artifact:
@@ -129,7 +135,7 @@ def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Plan
         )
     )
     memory = replace(memory, decisions=resolved.decisions + memory.decisions)
-    return Planned(recognised, resolved, memory, model.name or artifact.name)
+    return Planned(recognised, resolved, memory, model, engine)
 
 
 def start_engine(
@@ -233,20 +239,23 @@ def provider_status(order: tuple[str, ...] | None = None) -> tuple[ProviderStatu
 
 
 def require_fit(planned: Planned) -> None:
-    """Refuse a plan that does not fit, with the numbers and what to change.
+    """Refuse a plan that does not fit, with the numbers and the nearest plan that does.
 
     Raises:
-        ModelLoadError: naming bytes wanted and usable.
+        ModelLoadError: naming bytes wanted and usable, and the options to change.
     """
-    memory = planned.plan
+    from troth.config.nearest_plan import nearest_plan
+
+    memory, artifact = planned.plan, planned.recognised.artifact
     if memory.fits:
         return
+    nearest = nearest_plan(lambda m, e: plan(artifact, m, e).plan, memory, planned.model, planned.engine)
+    advice = f"What does fit: {nearest[0]}" if nearest else "No smaller context, cache format or batch fits either"
     raise ModelLoadError(
         f"does not fit: {memory.total_bytes} bytes wanted (weights {memory.weights_bytes}, cache {memory.kv_bytes}, "
         f"state {memory.state_bytes}, workspace {memory.transient_bytes}, reserve {memory.reserve_bytes}), "
-        f"{memory.usable_bytes} usable on {memory.device}. Free memory, or lower max_rows, the context "
-        "(--context) or the cache format (--kv-dtype).",
-        path=str(planned.recognised.artifact.root),
+        f"{memory.usable_bytes} usable on {memory.device}. {advice}.",
+        path=str(artifact.root),
     )
 
 

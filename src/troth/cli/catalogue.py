@@ -17,6 +17,7 @@ from typing import Any, Final
 from troth.artifact.artifact import Artifact
 from troth.artifact.resolve import resolve
 from troth.artifact.safetensors import INDEX_NAME, SINGLE_NAME
+from troth.config.families import FAMILIES, GGUF_FAMILIES
 from troth.errors import ModelLoadError
 
 MAX_DEPTH: Final = 4
@@ -39,7 +40,7 @@ class Entry:
     size_bytes: int | None = None
     context_tokens: int | None = None
     problem: str | None = None
-    """Why it cannot be read; the fields above are then None."""
+    """Why it cannot be read, with the fields above None, or why it cannot be computed."""
 
 
 def catalogue(given: Iterable[str], model: str | None, environ: Mapping[str, str] = os.environ) -> list[Entry]:
@@ -137,7 +138,16 @@ def _described(source: str, path: str, artifact: Artifact) -> Entry:
         format=_format(artifact),
         size_bytes=artifact.total_bytes,
         context_tokens=context,
+        problem=_uncomputable(artifact, family),
     )
+
+
+def _uncomputable(artifact: Artifact, family: str | None) -> str | None:
+    """Why no family here computes the model, if none does."""
+    known = GGUF_FAMILIES if artifact.gguf is not None else FAMILIES
+    if family in known:
+        return None
+    return f"{family!r} is not an architecture Troth computes; it computes {', '.join(sorted(known))}"
 
 
 def _family(artifact: Artifact) -> tuple[str | None, int | None]:

@@ -6,32 +6,13 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 from troth.artifact.artifact import Artifact
+from troth.config.families import FAMILIES, GGUF_FAMILIES
 from troth.errors import ModelLoadError
 from troth.models.family import FamilyConfig, Model, Placement
 from troth.weights.source import Progress, WeightSource
-
-FAMILIES: Final[Mapping[str, str]] = {
-    "gemma3": "gemma3",
-    "gemma3_text": "gemma3",
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3_5": "qwen3_5",
-    "qwen3_5_text": "qwen3_5",
-}
-"""Hugging Face ``model_type`` -> module in this package."""
-
-GGUF_FAMILIES: Final[Mapping[str, str]] = {
-    "gemma3": "gemma3",
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-}
-"""GGUF ``general.architecture`` -> module in this package."""
 
 
 @dataclass(frozen=True, slots=True)
