@@ -8,6 +8,7 @@
 #include "simd.h"
 
 namespace troth {
+namespace TROTH_ISA {
 
 constexpr int PARTS = 32 / W;   // vectors per 32 weights
 constexpr int HALF = 16 / W;    // vectors per 16 weights
@@ -165,4 +166,5 @@ struct BF16 {
     }
 };
 
+}  // namespace TROTH_ISA
 }  // namespace troth

@@ -12,6 +12,7 @@
 #endif
 
 namespace troth {
+namespace TROTH_ISA {
 
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
 typedef int8_t signed16 __attribute__((vector_size(16)));
@@ -104,11 +105,15 @@ inline float largest(V v) {
     return a > b ? a : b;
 }
 inline void widen(bytes16 b, V* out) {
-    for (int i = 0; i < 16; i++) out[i / 4][i % 4] = (float)b[i];
+    float lanes[16];
+    for (int i = 0; i < 16; i++) lanes[i] = (float)b[i];
+    for (int i = 0; i < 4; i++) out[i] = load(lanes + 4 * i);
 }
 inline void widen_signed(bytes16 b, V* out) {
     signed16 s = (signed16)b;
-    for (int i = 0; i < 16; i++) out[i / 4][i % 4] = (float)s[i];
+    float lanes[16];
+    for (int i = 0; i < 16; i++) lanes[i] = (float)s[i];
+    for (int i = 0; i < 4; i++) out[i] = load(lanes + 4 * i);
 }
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f);
@@ -181,4 +186,47 @@ inline float bf16_to_f32(uint16_t h) {
     return f;
 }
 
+// 2^k for integer-valued k in -126 .. 127.
+#if defined(TROTH_AVX512)
+inline V power_of_two(V k) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(k), _mm512_set1_epi32(127)), 23));
+}
+inline V nearest(V v) { return _mm512_roundscale_ps(v, 8); }
+inline V zero_below(V x, V limit, V v) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), v); }
+#elif defined(TROTH_AVX2)
+inline V power_of_two(V k) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(k), _mm256_set1_epi32(127)), 23));
+}
+inline V nearest(V v) { return _mm256_round_ps(v, 8); }
+inline V zero_below(V x, V limit, V v) { return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_GE_OQ), v); }
+#else
+typedef int32_t I __attribute__((vector_size(16)));
+inline V power_of_two(V k) { return (V)((__builtin_convertvector(k, I) + 127) << 23); }
+inline V nearest(V v) { return (v + 12582912.0f) - 12582912.0f; }  // 1.5 * 2^23 leaves no fraction bits
+inline V zero_below(V x, V limit, V v) { return x >= limit ? v : V{}; }
+#endif
+
+// e^x within 2 units in the last place for -87 <= x <= 88, and 0 below -87 (what is smaller is no normal float32).
+// Cody and Waite reduction x = k ln 2 + r, then a polynomial of degree 6 in r.
+inline V exp(V given) {
+    V x = max(given, all(-87.0f));
+    V k = nearest(x * all(1.44269504088896341f));
+    V r = fma(k, all(-0.693359375f), x);
+    r = fma(k, all(2.12194440e-4f), r);
+    V p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    p = fma(p, r * r, r) + all(1.0f);
+    return zero_below(given, all(-87.0f), p * power_of_two(k));
+}
+
+inline V sigmoid(V x) { return all(1.0f) / (all(1.0f) + exp(zero() - x)); }
+
+// tanh through exp; exact to about 1e-7 for every argument.
+inline V tanh(V x) { return all(2.0f) * sigmoid(x + x) - all(1.0f); }
+
+}  // namespace TROTH_ISA
 }  // namespace troth

@@ -71,8 +71,8 @@ def paged_kv(
     context = rows.context_len_R.tolist()
     width = -(-max(context) // BLOCK_TOKENS)
     num_blocks = rows.num_rows * width + 3
-    shape = (num_blocks, num_kv_heads, BLOCK_TOKENS, head_dim)
-    kv = LayerKV(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
+    pool = torch.full((2, num_blocks, num_kv_heads, head_dim * BLOCK_TOKENS), torch.nan, dtype=dtype)
+    kv = LayerKV(pool[0].unflatten(2, (head_dim, BLOCK_TOKENS)), pool[1].unflatten(2, (BLOCK_TOKENS, head_dim)))
     free = torch.randperm(num_blocks).tolist()
     table_RB = torch.full((rows.num_rows, width), -1, dtype=torch.int32)
     slots: list[Tensor] = []
@@ -82,7 +82,7 @@ def paged_kv(
             table_RB[r, index] = free.pop()
         position = torch.arange(first * BLOCK_TOKENS, length)
         slot = table_RB[r, position // BLOCK_TOKENS].long() * BLOCK_TOKENS + position % BLOCK_TOKENS
-        for cache in (kv.k_NKSD, kv.v_NKSD):
+        for cache in (kv.k_NKDS.transpose(2, 3), kv.v_NKSD):
             values = torch.randn(len(position), num_kv_heads, head_dim)
             cache[slot // BLOCK_TOKENS, :, slot % BLOCK_TOKENS] = values.to(dtype)
         slots.append(slot[position >= start])
@@ -91,4 +91,4 @@ def paged_kv(
 
 def copy_of(kv: LayerKV) -> LayerKV:
     """The same pool in other memory, for an op that writes to it."""
-    return LayerKV(kv.k_NKSD.clone(), kv.v_NKSD.clone())
+    return LayerKV(kv.k_NKDS.clone(), kv.v_NKSD.clone())

@@ -86,7 +86,7 @@ def test_qwen3_5_in_bfloat16_is_as_exact_as_the_reference(case: Case) -> None:
 def test_qwen3_5_keeps_float32_states_whatever_it_computes_in(tmp_path: Path) -> None:
     session = Session(load(make_case(CONFIGS["one-full-in-four"], tmp_path).path, torch.bfloat16), torch.bfloat16)
     assert {tensor.dtype for state in session.cache.states.values() for tensor in state} == {torch.float32}
-    assert session.cache.kv[3].k_NKSD.dtype == torch.bfloat16
+    assert session.cache.kv[3].k_NKDS.dtype == torch.bfloat16
 
 
 def test_qwen3_5_beside_an_image_tower_and_a_draft_head_gives_the_same_logits(tmp_path: Path) -> None:

@@ -59,13 +59,14 @@ def test_attention_is_softmax_over_each_rows_own_context(window: int | None, sof
     rows = step(STEPS["mixed"])
     kv, table_RB, slots_T = paged_kv(rows, 2, 32, torch.float32, window)
     q_THD = torch.randn(len(slots_T), 4, 32)
+    keys = kv.k_NKDS.transpose(2, 3)
     got = attention.reference(q_THD, kv, table_RB, rows, 0.3, window, softcap)
     tokens = [(r, start + i) for r, start in enumerate(rows.starts) for i in range(rows.num_new[r])]
     for t, (r, position) in enumerate(tokens):
         seen = range(0 if window is None else max(0, position - window + 1), position + 1)
         where = [(int(table_RB[r, p // BLOCK_TOKENS]), p % BLOCK_TOKENS) for p in seen]
         for h in range(4):
-            k, v = (torch.stack([c[b, h // 2, s] for b, s in where]).double() for c in (kv.k_NKSD, kv.v_NKSD))
+            k, v = (torch.stack([c[b, h // 2, s] for b, s in where]).double() for c in (keys, kv.v_NKSD))
             scores = k @ q_THD[t, h].double() * 0.3
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)

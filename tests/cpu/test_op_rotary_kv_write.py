@@ -48,7 +48,7 @@ def test_rotary_kv_write_equals_the_reference(
     kv_got, kv_want, qkv_before = copy_of(kv), copy_of(kv), qkv_TE.clone()
     got = run(rotary_kv_write, provider, qkv_TE, *args, kv_got)
     assert_close(rotary_kv_write, got, rotary_kv_write.reference(qkv_before, *args, kv_want))
-    for ours, wanted in ((kv_got.k_NKSD, kv_want.k_NKSD), (kv_got.v_NKSD, kv_want.v_NKSD)):
+    for ours, wanted in ((kv_got.k_NKDS, kv_want.k_NKDS), (kv_got.v_NKSD, kv_want.v_NKSD)):
         assert torch.equal(ours.isnan(), wanted.isnan()), "slots of other tokens were touched"
         assert_close(rotary_kv_write, ours.nan_to_num(), wanted.nan_to_num())
 
@@ -67,5 +67,5 @@ def test_rotary_kv_write_turns_pairs_of_halves_and_keeps_values() -> None:
     assert q[[0, 2]].tolist() == pytest.approx(turned(1, 3, 2.1), rel=1e-5)
     assert q[[1, 3]].tolist() == pytest.approx(turned(2, 4, 0.6), rel=1e-5)
     block, offset = int(slots_T[0]) // BLOCK_TOKENS, int(slots_T[0]) % BLOCK_TOKENS
-    assert kv.k_NKSD[block, 0, offset, [0, 2]].tolist() == pytest.approx(turned(5, 7, 2.1), rel=1e-5)
+    assert kv.k_NKDS[block, 0, [0, 2], offset].tolist() == pytest.approx(turned(5, 7, 2.1), rel=1e-5)
     assert kv.v_NKSD[block, 0, offset].tolist() == [9, 10, 11, 12]

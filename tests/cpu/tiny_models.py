@@ -95,7 +95,7 @@ class Session:
         num_blocks = MAX_ROWS * blocks_per_row
         self.cache = CacheStorage(specs, (num_blocks,) * len(self.groups), MAX_ROWS, dtype=dtype, device=CPU)
         for kv in self.cache.kv.values():
-            kv.k_NKSD.fill_(torch.nan)
+            kv.k_NKDS.fill_(torch.nan)
             kv.v_NKSD.fill_(torch.nan)
         for state in (tensor for tensors in self.cache.states.values() for tensor in tensors):
             state.fill_(torch.nan)
@@ -155,7 +155,7 @@ class Session:
             if num_dropped:
                 updates.append(BlockUpdate(Row(row), group, 0, [NO_BLOCK] * num_dropped))
                 for layer in spec.layers:
-                    self.cache.kv[layer].k_NKSD[self._blocks[row][:num_dropped]] = torch.nan
+                    self.cache.kv[layer].k_NKDS[self._blocks[row][:num_dropped]] = torch.nan
                     self.cache.kv[layer].v_NKSD[self._blocks[row][:num_dropped]] = torch.nan
         return updates
 

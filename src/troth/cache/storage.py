@@ -5,8 +5,8 @@ Refuses to know who owns which block or row. Read by ``ops/attention.py`` and th
 
 A pool of N blocks, per layer of its group (K key-value heads, S = 16 slots, D head size):
 
-    k_NKSD  [N, K, 16, D]   the 16 slots of one head lie together, so one head's keys of a block are one stream
-    v_NKSD  [N, K, 16, D]
+    k_NKDS  [N, K, D, 16]   one head's keys of a block are one stream, 16 keys side by side for each value of a head
+    v_NKSD  [N, K, 16, D]   one head's values of a block are one stream, key after key
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class CacheStorage:
         for spec in specs:
             if isinstance(spec, AttentionSpec):
                 for layer in spec.layers:
-                    shape = (num_blocks[group], spec.num_kv_heads, BLOCK_TOKENS)
-                    k = self._zeros((*shape, spec.head_dim), dtype, device)
-                    v = self._zeros((*shape, spec.value_dim), dtype, device)
+                    count, heads = num_blocks[group], spec.num_kv_heads
+                    k = self._zeros((count, heads, spec.head_dim, BLOCK_TOKENS), dtype, device)
+                    v = self._zeros((count, heads, BLOCK_TOKENS, spec.value_dim), dtype, device)
                     self.kv[layer] = LayerKV(k, v)
                     self.group_of[layer] = group
                 group += 1

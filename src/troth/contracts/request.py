@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from troth.contracts.bounds import INT64, mistyped, require_flag, require_integer
 from troth.contracts.names import RequestId
 from troth.contracts.sampling import SamplingParams
+from troth.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request, immutable from admission to its end.
 
-    Built by ``text/prompt.py`` from a chat or a completion, checked by ``schedule/admission.py``.
+    Built from a prompt of ``text/prompt.py``; whether it fits is for ``schedule/admission.py`` to say.
+
+    Raises:
+        RequestError: a value that no engine could use; ``param`` names it. Prompt ids are not looked at.
     """
 
     request_id: RequestId
@@ -39,3 +44,18 @@ class Request:
     """False: neither read nor written by this request."""
     priority: int = 0
     """Lower runs first; equal priorities run in order of arrival."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            require_integer("max_tokens", self.max_tokens, -INT64, INT64)
+        require_integer("priority", self.priority, -INT64, INT64)
+        for name in ("continues_text", "echo_special", "prompt_cache"):
+            require_flag(name, getattr(self, name))
+        _require_stops(self.stop)
+
+
+def _require_stops(stops: object) -> None:
+    if not isinstance(stops, tuple) or not all(isinstance(stop, str) for stop in stops):
+        raise mistyped("stop", "a tuple of strings", stops)
+    if "" in stops:
+        raise RequestError("a stop string must not be empty; leave it out instead", param="stop")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
+from troth.contracts.bounds import mistyped, require_integer, require_number
 from troth.errors import RequestError
 
 MAX_TOP_LOGPROBS: Final = 20
 MAX_TEMPERATURE: Final = 100.0
 MAX_LOGIT_BIAS: Final = 100.0
+GREEDY_BELOW: Final = 1e-30
+"""Temperatures below it are 0: dividing logits by one would leave float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,32 +52,30 @@ class SamplingParams:
     """As ``logprobs``, for every prompt token after the first."""
 
     def __post_init__(self) -> None:
-        _in_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        _in_range("top_p", self.top_p, 0.0, 1.0)
+        require_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        require_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise RequestError("top_p must be above 0; use temperature 0 for greedy decoding", param="top_p")
-        _is_int("top_k", self.top_k, 0, 2**31 - 1)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("xtc_probability", self.xtc_probability, 0.0, 1.0)
-        _in_range("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _is_int("seed", self.seed, 0, 2**64 - 1)
+        require_integer("top_k", self.top_k, 0, 2**31 - 1)
+        require_number("min_p", self.min_p, 0.0, 1.0)
+        require_number("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        require_number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
+        require_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        require_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        require_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        require_integer("seed", self.seed, 0, 2**64 - 1)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _is_int(name, value, 0, MAX_TOP_LOGPROBS)
-        for token_id, bias in self.logit_bias:
-            _is_int("logit_bias", token_id, 0, 2**31 - 1)
-            _in_range("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+                require_integer(name, value, 0, MAX_TOP_LOGPROBS)
+        _require_biases(self.logit_bias)
         if len({token_id for token_id, _ in self.logit_bias}) < len(self.logit_bias):
             raise RequestError("logit_bias names a token id twice", param="logit_bias")
 
     @property
     def is_greedy(self) -> bool:
         """Whether the draw is a plain argmax."""
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def needs_history(self) -> bool:
@@ -83,15 +83,12 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
-def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RequestError(f"{name} must be a number, not {value!r}", param=name, code="invalid_type")
-    if not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{name} must be between {low:g} and {high:g}, not {value!r}", param=name)
-
-
-def _is_int(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be an integer, not {value!r}", param=name, code="invalid_type")
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be between {low} and {high}, not {value}", param=name)
+def _require_biases(biases: object) -> None:
+    wanted = "a tuple of (token id, bias) pairs"
+    if not isinstance(biases, tuple):
+        raise mistyped("logit_bias", wanted, biases)
+    for pair in biases:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise mistyped("logit_bias", wanted, pair)
+        require_integer("logit_bias", pair[0], 0, 2**31 - 1)
+        require_number("logit_bias", pair[1], -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)

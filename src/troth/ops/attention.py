@@ -20,7 +20,8 @@ from troth.ops.rows import Rows
 class LayerKV:
     """One layer's share of its group's block pool, written and read in place."""
 
-    k_NKSD: Tensor
+    k_NKDS: Tensor
+    """Keys are stored transposed inside a block (docs/adr/0006)."""
     v_NKSD: Tensor
 
 
@@ -56,14 +57,14 @@ def attention(
     """
     out_THD = torch.empty_like(q_THD)
     num_heads = q_THD.shape[1]
-    num_kv_heads = kv.k_NKSD.shape[1]
+    num_kv_heads = kv.k_NKDS.shape[1]
     begin = 0
     for r in range(rows.num_rows):
         count, start = rows.num_new[r], rows.starts[r]
         length = start + count
         first = 0 if window is None else max(0, start - window + 1) // BLOCK_TOKENS
         table = block_table_RB[r, first : -(-length // BLOCK_TOKENS)].long()
-        k_KLD = _gather(kv.k_NKSD, table, length - first * BLOCK_TOKENS)
+        k_KLD = _gather(kv.k_NKDS.transpose(2, 3), table, length - first * BLOCK_TOKENS)
         v_KLD = _gather(kv.v_NKSD, table, length - first * BLOCK_TOKENS)
         k_HLD = k_KLD.repeat_interleave(num_heads // num_kv_heads, dim=0)
         v_HLD = v_KLD.repeat_interleave(num_heads // num_kv_heads, dim=0)

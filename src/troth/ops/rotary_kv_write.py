@@ -64,7 +64,7 @@ def rotary_kv_write(
     Returns:
         Rotated queries, float [T, H, D], dtype of qkv.
     """
-    num_kv_heads, head_dim = kv.k_NKSD.shape[1], kv.k_NKSD.shape[3]
+    num_kv_heads, head_dim = kv.k_NKDS.shape[1], kv.k_NKDS.shape[2]
     heads = qkv_TE.view(qkv_TE.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q_THD, k_TKD, v_TKD = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     if norms is not None:
@@ -73,7 +73,7 @@ def rotary_kv_write(
     cos_T1W = rotary.cos_PW[positions_T].unsqueeze(1)
     sin_T1W = rotary.sin_PW[positions_T].unsqueeze(1)
     block_T, offset_T = slots_T // BLOCK_TOKENS, slots_T % BLOCK_TOKENS
-    kv.k_NKSD[block_T, :, offset_T] = _rotate(k_TKD.float(), cos_T1W, sin_T1W).to(kv.k_NKSD.dtype)
+    kv.k_NKDS[block_T, :, :, offset_T] = _rotate(k_TKD.float(), cos_T1W, sin_T1W).to(kv.k_NKDS.dtype)
     kv.v_NKSD[block_T, :, offset_T] = v_TKD.to(kv.v_NKSD.dtype)
     return _rotate(q_THD.float(), cos_T1W, sin_T1W).to(qkv_TE.dtype)
 

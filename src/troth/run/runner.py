@@ -108,5 +108,6 @@ def _device_errors(run: Callable[[], _LaunchedStep]) -> _LaunchedStep:
         raise OutOfMemory(f"a step did not fit: {error}", wanted_bytes=total - free, free_bytes=free) from error
     except MemoryError as error:
         raise OutOfMemory("a step did not fit into main memory", wanted_bytes=0, free_bytes=0) from error
-    except RuntimeError as error:
-        raise DeviceError(f"a step failed on the device: {error}") from error
+    # The edge of a step: whatever fails in it, a bug of ours included, ends the rows that took part and no others.
+    except Exception as error:
+        raise DeviceError(f"a step failed: {type(error).__name__}: {error}") from error

@@ -153,11 +153,15 @@ def _draws(sampled: list[tuple[_RowSampling, int]], device: torch.device) -> Dra
     def column(name: str, dtype: torch.dtype) -> Tensor:
         return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
 
+    temperatures = [0.0 if p.is_greedy else p.temperature for p in params]
+    # In float32 a smaller one would be 0, and keep no token at all.
+    masses = [max(p.top_p, torch.finfo(torch.float32).tiny) for p in params]
+
     keys = [as_int64(step_key(state.params.seed, step)) for state, step in sampled]
     return Draws(
-        temperature_R=column("temperature", torch.float32),
+        temperature_R=torch.tensor(temperatures, dtype=torch.float32, device=device),
         top_k_R=column("top_k", torch.int32),
-        top_p_R=column("top_p", torch.float32),
+        top_p_R=torch.tensor(masses, dtype=torch.float32, device=device),
         min_p_R=column("min_p", torch.float32),
         xtc_probability_R=column("xtc_probability", torch.float32),
         xtc_threshold_R=column("xtc_threshold", torch.float32),

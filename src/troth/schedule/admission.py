@@ -52,21 +52,19 @@ def admit(request: Request, limits: SchedulerLimits) -> int:
 
     Raises:
         RequestError: an empty prompt, or max_tokens below 1.
-        ContextExceeded: prompt and answer can never fit.
+        ContextExceeded: prompt and answer can never fit; ``param`` is ``max_tokens`` when the prompt alone does.
     """
     num_prompt = len(request.prompt_ids)
     if num_prompt == 0:
         raise RequestError("the prompt has no tokens; send at least one", param="prompt")
     limit = limits.largest_request
-    if request.max_tokens is None:
-        if num_prompt >= limit:
-            raise ContextExceeded(num_prompt_tokens=num_prompt, max_tokens=1, limit=limit)
-        return limit - num_prompt
-    if request.max_tokens < 1:
+    if request.max_tokens is not None and request.max_tokens < 1:
         raise RequestError(f"max_tokens must be at least 1, not {request.max_tokens}", param="max_tokens")
-    if num_prompt + request.max_tokens > limit:
-        raise ContextExceeded(num_prompt_tokens=num_prompt, max_tokens=request.max_tokens, limit=limit)
-    return request.max_tokens
+    wanted = request.max_tokens or 1
+    if num_prompt + wanted > limit:
+        field = "max_tokens" if num_prompt < limit else "prompt"
+        raise ContextExceeded(num_prompt_tokens=num_prompt, max_tokens=wanted, limit=limit, param=field)
+    return request.max_tokens or limit - num_prompt
 
 
 def blocks_at_admission(groups: Sequence[AttentionSpec], num_tokens: int, step_tokens: int) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ def read_chat(fields: Fields, models: ModelList) -> Generation:
     prompt = model.prompts.chat(
         messages, variables=dict(variables.items()) if variables else None, continue_final=continue_final
     )
-    requests = engine_requests(head.generation_id, [prompt], wishes, model, info)
+    requests = engine_requests(head.generation_id, [prompt], wishes, model, info, field="messages")
     reply = ChatReply(head, len(requests), model, with_logprobs=num_top is not None)
     return Generation(model=model, requests=requests, wishes=wishes, reply=reply, ignored=tuple(fields.unknown()))
 

@@ -48,7 +48,7 @@ def read_completion(fields: Fields, models: ModelList) -> Generation:
     wishes = replace(wishes, sampling=sampling)
     head = RecordHead("cmpl", model)
     prompts = _prompts(fields, model.prompts)
-    requests = engine_requests(head.generation_id, prompts, wishes, model, info)
+    requests = engine_requests(head.generation_id, prompts, wishes, model, info, field="prompt")
     echoed = [_Echo.of(prompt, model) if echo else None for prompt in prompts for _ in range(wishes.num_choices)]
     return Generation(
         model=model,

@@ -18,7 +18,7 @@ from troth.contracts.events import Completed, Segment, TokenText
 from troth.contracts.names import RequestId
 from troth.contracts.ports import EngineInfo
 from troth.contracts.request import Request
-from troth.errors import RequestError
+from troth.errors import ContextExceeded, RequestError
 from troth.serve.model import Prompt, ServedModel
 from troth.serve.sampling import MAX_CHOICES, Wishes
 
@@ -123,9 +123,20 @@ class RecordHead:
 
 
 def engine_requests(
-    generation_id: str, prompts: Sequence[Prompt], wishes: Wishes, model: ServedModel, info: EngineInfo
+    generation_id: str,
+    prompts: Sequence[Prompt],
+    wishes: Wishes,
+    model: ServedModel,
+    info: EngineInfo,
+    *,
+    field: str,
 ) -> tuple[Request, ...]:
-    """One request per choice of each prompt. Raises RequestError when there can never be room for so many."""
+    """One request per choice of each prompt; ``field`` of the body is what the prompts came from.
+
+    Raises:
+        RequestError: there can never be room for so many.
+        ContextExceeded: a prompt alone does not fit. The engine says so too, but does not know the field.
+    """
     num_choices = len(prompts) * wishes.num_choices
     room = min(MAX_CHOICES, info.max_rows + info.max_waiting)
     if num_choices > room:
@@ -136,6 +147,10 @@ def engine_requests(
         )
     eos_ids = frozenset[int]() if wishes.ignore_eos else frozenset(model.tokenizer.eos_ids)
     ids = [tuple(prompt.ids) for prompt in prompts]
+    if (longest := max(map(len, ids))) >= info.context_tokens:
+        raise ContextExceeded(
+            num_prompt_tokens=longest, max_tokens=wishes.max_tokens or 1, limit=info.context_tokens, param=field
+        )
     return tuple(
         Request(
             request_id=RequestId(f"{generation_id}-{choice}"),

@@ -90,8 +90,19 @@ class PromptBuilder:
         """The prompt given as ids of this model's own vocabulary, taken as they are.
 
         Raises:
-            RequestError: an id that is no integer or outside the vocabulary.
+            RequestError: no list of ids, or an id that is no integer or outside the vocabulary.
+            ContextExceeded: more ids than the context has room for.
         """
+        if not isinstance(ids, Sequence) or isinstance(ids, (str, bytes, bytearray)):
+            raise RequestError(
+                f"prompt must be text or a list of token ids, not {type(ids).__name__}",
+                param="prompt",
+                code="invalid_type",
+            )
+        if len(ids) >= self._context_tokens:
+            raise ContextExceeded(
+                num_prompt_tokens=len(ids), max_tokens=1, limit=self._context_tokens, param="prompt"
+            )
         limit = self._tokenizer.vocab_size
         for index, token_id in enumerate(ids):
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < limit:
@@ -107,12 +118,16 @@ class PromptBuilder:
         Counts only what every template writes out: some drop past reasoning from assistant messages, and most trim.
         """
         texts = (message["content"].strip() for message in messages if message["role"] != "assistant")
-        self._require_room(texts, "messages")
+        # Of a message at least its beginning is written. Rendering 200,000 empty ones would take ten seconds.
+        self._require_room(texts, "messages", least=len(messages))
 
-    def _require_room(self, texts: Iterable[str], param: str) -> None:
-        """Refuse texts that must come to more tokens than there are. Short ones are not even looked at."""
+    def _require_room(self, texts: Iterable[str], param: str, least: int = 0) -> None:
+        """Refuse texts that must come to more tokens than there are; ``least`` is what is known already.
+
+        Short ones are not even looked at.
+        """
         long = [text for text in texts if len(text) >= self._context_tokens]
-        least = sum(self._tokenizer.min_num_tokens(text, param=param) for text in long)
+        least = max(least, sum(self._tokenizer.min_num_tokens(text, param=param) for text in long))
         if least >= self._context_tokens:
             raise ContextExceeded(
                 num_prompt_tokens=least, max_tokens=1, limit=self._context_tokens, at_least=True, param=param

@@ -21,7 +21,7 @@ def rotary_kv_write_torch(
     kv: LayerKV,
 ) -> Tensor:
     """As ops.rotary_kv_write."""
-    num_kv_heads, head_dim = kv.k_NKSD.shape[1], kv.k_NKSD.shape[3]
+    num_kv_heads, head_dim = kv.k_NKDS.shape[1], kv.k_NKDS.shape[2]
     num_tokens, rotated = qkv_TE.shape[0], num_heads + num_kv_heads
     heads = qkv_TE.view(num_tokens, rotated + num_kv_heads, head_dim)
     qk = heads[:, :rotated].float()
@@ -39,6 +39,6 @@ def rotary_kv_write_torch(
         turned[..., 2 * width :] = qk[..., 2 * width :]
     # Slot s of block n is row [n, :, s] of the cache; one index_put_ per tensor.
     block_T, offset_T = slots_T >> 4, slots_T & 15
-    kv.k_NKSD[block_T, :, offset_T] = turned[:, num_heads:].to(kv.k_NKSD.dtype)
+    kv.k_NKDS[block_T, :, :, offset_T] = turned[:, num_heads:].to(kv.k_NKDS.dtype)
     kv.v_NKSD[block_T, :, offset_T] = heads[:, rotated:].to(kv.v_NKSD.dtype)
     return turned[:, :num_heads].to(qkv_TE.dtype)

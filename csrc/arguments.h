@@ -1,0 +1,110 @@
+// The arguments of every operation: plain structs of pointers and sizes, filled by module.cpp, read by kernels.h.
+//
+// Legend: T tokens, R rows, H query heads, K key-value heads, D head size, N blocks, B blocks per table row.
+// Activations are float32, row-major. Pointers belong to the caller and stay valid while the operation can run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace troth {
+
+enum Format : int { FORMAT_Q4_0, FORMAT_Q4_1, FORMAT_Q5_0, FORMAT_Q5_1, FORMAT_Q8_0, FORMAT_Q4_K, FORMAT_Q5_K,
+                    FORMAT_Q6_K, FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMATS };
+
+enum KvType : int { KV_F32, KV_F16, KV_BF16 };
+
+enum Act : int { ACT_SILU, ACT_GELU_TANH };
+
+// One matrix of a linear layer: `outputs` rows of `row_bytes` each, in file layout.
+struct WeightPart {
+    int format;
+    const uint8_t* rows;
+    size_t row_bytes;
+    int outputs;
+};
+
+struct LinearArguments {
+    const WeightPart* parts;
+    int num_parts;
+    int inputs;
+    int outputs;          // of all parts, side by side
+    const float* bias;    // [outputs] or null
+    const float* x;       // [T, inputs]
+    float* y;             // [T, outputs]
+    int exact;            // leading tokens computed as dots
+    int tokens;           // T
+    uint16_t* x16;        // [T, inputs] scratch for bf16 panels, or null: float32 panels
+};
+
+struct EmbeddingArguments {
+    int format;
+    const uint8_t* rows;
+    size_t row_bytes;
+    int width;
+    const int64_t* ids;   // [T]
+    float scale;
+    float* y;             // [T, width]
+    int tokens;
+};
+
+struct NormArguments {
+    const float* x;          // [T, width]
+    const float* residual;   // [T, width] to add first, or null
+    float* total;            // [T, width]: x + residual, when there is one
+    const float* weight;     // [width]
+    float eps;
+    float* y;                // [T, width]
+    int width;
+    int tokens;
+};
+
+struct RotaryArguments {
+    const float* qkv;         // [T, (H + 2 K) D]
+    int heads, kv_heads, head_dim;
+    const int64_t* positions; // [T]
+    const float* cos;         // [P, half]
+    const float* sin;
+    int half;                 // rotated pairs
+    const float* q_norm;      // [D] or null
+    const float* k_norm;
+    float eps;
+    const int64_t* slots;     // [T]
+    void* k;                  // [N, K, D, 16]
+    void* v;                  // [N, K, 16, D]
+    int kv_type;
+    float* q;                 // [T, H, D]
+    int tokens;
+};
+
+struct AttentionArguments {
+    const float* q;           // [T, H, D]
+    const void* k;            // [N, K, D, 16]
+    const void* v;            // [N, K, 16, D]
+    int kv_type;
+    int heads, kv_heads, head_dim;
+    const int32_t* tables;    // [R, table_stride] block ids
+    size_t table_stride;
+    const int32_t* starts;    // [R + 1]: first token of each row in the step
+    const int32_t* lengths;   // [R]: tokens of each row's context, this step's included
+    int rows;
+    int single;               // rows at the head that have one token; their segments are shared out among threads
+    float scale;
+    int window;               // 0: everything before is seen
+    float softcap;            // 0: off
+    float* out;               // [T, H, D]
+    float* parts;             // [single, H, max_segments, D + 2]: values, highest score, mass of each segment
+    int max_segments;
+    float* scratch;           // [threads, scratch_stride]
+    size_t scratch_stride;    // at least attention_scratch(head_dim) floats
+};
+
+struct GateArguments {
+    const float* gate_up;     // [T, 2 inner]
+    int act;
+    float* y;                 // [T, inner]
+    int inner;
+    int tokens;
+};
+
+}  // namespace troth

@@ -1,0 +1,299 @@
+// Attention over the paged cache, decode and prefill alike: a tile of queries that share a key-value head against
+// segments of 256 keys. A segment's boundaries are absolute positions and segments are merged in order, so a query's
+// result depends on nothing but its own keys (online softmax: Milakov and Gimelshein 2018).
+//
+// Keys of a block are stored transposed, [D, 16]: 16 keys lie in the lanes and scores need no sums across lanes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "arguments.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace troth {
+namespace TROTH_ISA {
+
+constexpr int BLOCK_KEYS = 16;
+constexpr int SEGMENT_KEYS = 256;
+constexpr int TILE_QUERIES = 16;
+constexpr int LANES = BLOCK_KEYS / W;  // vectors per 16 keys
+
+template <int T> struct Stored;
+template <> struct Stored<KV_F32> {
+    typedef float type;
+    static inline V load(const float* p) { return TROTH_ISA::load(p); }
+    static inline float from(float f) { return f; }
+};
+template <> struct Stored<KV_F16> {
+    typedef uint16_t type;
+    static inline V load(const uint16_t* p) { return load_f16(p); }
+    static inline uint16_t from(float f) { return f32_to_f16(f); }
+};
+template <> struct Stored<KV_BF16> {
+    typedef uint16_t type;
+    static inline V load(const uint16_t* p) { return load_bf16(p); }
+    static inline uint16_t from(float f) { return f32_to_bf16(f); }
+};
+
+// Queries of one key-value head, with what each has seen so far.
+struct Tile {
+    int count = 0;
+    const float* q[TILE_QUERIES];
+    float* out[TILE_QUERIES];       // running weighted values, [D]
+    int position[TILE_QUERIES];
+    float top[TILE_QUERIES];        // highest score
+    float mass[TILE_QUERIES];       // sum of exp(score - top)
+};
+
+inline size_t attention_scratch(int head_dim) { return (size_t)TILE_QUERIES * (SEGMENT_KEYS + head_dim); }
+
+// Keys first .. last - 1 of one segment, as blocks of one row and head.
+template <class S>
+struct Segment {
+    const AttentionArguments& a;
+    const int32_t* table;
+    int kv_head;
+    int first, last;
+
+    int base() const { return first / SEGMENT_KEYS * SEGMENT_KEYS; }
+    const typename S::type* block(const void* cache, int b) const {
+        return (const typename S::type*)cache + ((size_t)table[b] * a.kv_heads + kv_head) * a.head_dim * BLOCK_KEYS;
+    }
+
+    // scores[i][key - base] of queries at .. at + N - 1, whole blocks.
+    template <int N>
+    void scores(const Tile& tile, int at, float* scores) const {
+        for (int b = first / BLOCK_KEYS; b * BLOCK_KEYS < last; b++) {
+            const auto* keys = block(a.k, b);
+            V acc[N][LANES];
+            for (int i = 0; i < N; i++)
+                for (int l = 0; l < LANES; l++) acc[i][l] = zero();
+            for (int d = 0; d < a.head_dim; d++) {
+                V k[LANES];
+                for (int l = 0; l < LANES; l++) k[l] = S::load(keys + d * BLOCK_KEYS + l * W);
+#pragma GCC unroll 4
+                for (int i = 0; i < N; i++) {
+                    V q = all(tile.q[at + i][d]);
+                    for (int l = 0; l < LANES; l++) acc[i][l] = fma(q, k[l], acc[i][l]);
+                }
+            }
+            float* out = scores + (size_t)at * SEGMENT_KEYS + b * BLOCK_KEYS - base();
+            for (int i = 0; i < N; i++)
+                for (int l = 0; l < LANES; l++) store(out + i * SEGMENT_KEYS + l * W, acc[i][l]);
+        }
+    }
+
+    // part[i][D] = sum over keys of weight[i][key - base] * v[key]. Slots outside the segment are not read: they may
+    // hold anything, and 0 * nan is nan.
+    template <int N, int C>
+    void values(int at, int d, const float* weight, float* part) const {
+        V acc[N][C];
+        for (int i = 0; i < N; i++)
+            for (int c = 0; c < C; c++) acc[i][c] = zero();
+        for (int b = first / BLOCK_KEYS; b * BLOCK_KEYS < last; b++) {
+            const int begin = std::max(first, b * BLOCK_KEYS), end = std::min(last, (b + 1) * BLOCK_KEYS);
+            const auto* v = block(a.v, b) + (size_t)(begin - b * BLOCK_KEYS) * a.head_dim + d;
+            const float* w = weight + (size_t)at * SEGMENT_KEYS - base();
+            for (int j = begin; j < end; j++, v += a.head_dim) {
+                V value[C];
+                for (int c = 0; c < C; c++) value[c] = S::load(v + c * W);
+#pragma GCC unroll 4
+                for (int i = 0; i < N; i++) {
+                    V wi = all(w[i * SEGMENT_KEYS + j]);
+                    for (int c = 0; c < C; c++) acc[i][c] = fma(wi, value[c], acc[i][c]);
+                }
+            }
+        }
+        for (int i = 0; i < N; i++)
+            for (int c = 0; c < C; c++) store(part + (size_t)(at + i) * a.head_dim + d + c * W, acc[i][c]);
+    }
+
+    template <int N>
+    void values(int at, const float* weight, float* part) const {
+        int d = 0;
+        for (; d + 2 * W <= a.head_dim; d += 2 * W) values<N, 2>(at, d, weight, part);
+        if (d < a.head_dim) values<N, 1>(at, d, weight, part);
+    }
+
+    // Scores -> weights of one query in place; its highest score and the sum of its weights.
+    void weigh(float* scores, int position, float* top, float* mass) const {
+        const int begin = std::max(first, a.window ? position - a.window + 1 : 0) - base();
+        const int end = std::min(last, position + 1) - base();
+        const int whole_begin = (first - base()) / W * W, whole_end = (last - base() + W - 1) / W * W;
+        for (int j = whole_begin; j < whole_end; j += W) {
+            V s = load(scores + j) * all(a.scale);
+            if (a.softcap > 0) s = all(a.softcap) * tanh(s / all(a.softcap));
+            store(scores + j, s);
+        }
+        for (int j = whole_begin; j < std::min(begin, whole_end); j++) scores[j] = -INFINITY;
+        for (int j = std::max(end, whole_begin); j < whole_end; j++) scores[j] = -INFINITY;
+        V highest = all(-INFINITY);
+        for (int j = whole_begin; j < whole_end; j += W) highest = max(highest, load(scores + j));
+        *top = largest(highest);
+        const V shift = all(*top == -INFINITY ? 0.0f : *top);
+        V total = zero();
+        for (int j = whole_begin; j < whole_end; j += W) {
+            V w = exp(load(scores + j) - shift);
+            store(scores + j, w);
+            total = total + w;
+        }
+        *mass = sum(total);
+    }
+
+    // This segment's share of every query of the tile: part [count, D], top and mass [count].
+    void share(const Tile& tile, float* scratch, float* part, float* top, float* mass) const {
+        int at = 0;
+        for (; at + 4 <= tile.count; at += 4) scores<4>(tile, at, scratch);
+        switch (tile.count - at) {
+            case 3: scores<3>(tile, at, scratch); break;
+            case 2: scores<2>(tile, at, scratch); break;
+            case 1: scores<1>(tile, at, scratch); break;
+            default: break;
+        }
+        for (int i = 0; i < tile.count; i++)
+            weigh(scratch + (size_t)i * SEGMENT_KEYS, tile.position[i], top + i, mass + i);
+        at = 0;
+        for (; at + 4 <= tile.count; at += 4) values<4>(at, scratch, part);
+        switch (tile.count - at) {
+            case 3: values<3>(at, scratch, part); break;
+            case 2: values<2>(at, scratch, part); break;
+            case 1: values<1>(at, scratch, part); break;
+            default: break;
+        }
+    }
+};
+
+// Add a segment's share to what a query has seen: out, *top and *mass are updated.
+inline void merge(float* out, float* top, float* mass, const float* part, float part_top, float part_mass, int width) {
+    if (part_top == -INFINITY) return;
+    const float highest = std::max(*top, part_top);
+    const float keep = *top == -INFINITY ? 0.0f : expf(*top - highest), add = expf(part_top - highest);
+    if (*top == -INFINITY)
+        for (int d = 0; d < width; d++) out[d] = part[d] * add;
+    else
+        for (int d = 0; d < width; d++) out[d] = out[d] * keep + part[d] * add;
+    *mass = *mass * keep + part_mass * add;
+    *top = highest;
+}
+
+inline void normalise(float* out, float mass, int width) {
+    const float scale = 1.0f / mass;
+    for (int d = 0; d < width; d++) out[d] *= scale;
+}
+
+inline int first_key(const AttentionArguments& a, int position) {
+    return a.window ? std::max(0, position - a.window + 1) : 0;
+}
+
+// One segment of one single-token row and key-value head; its share goes to `parts`.
+template <class S>
+void attend_part(const AttentionArguments& a, int row, int kv_head, int segment, float* scratch) {
+    const int group = a.heads / a.kv_heads, position = a.lengths[row] - 1, width = a.head_dim + 2;
+    const int first = std::max(first_key(a, position), segment * SEGMENT_KEYS);
+    const int last = std::min(position + 1, (segment + 1) * SEGMENT_KEYS);
+    if (first >= last) return;
+    const Segment<S> keys{a, a.tables + (size_t)row * a.table_stride, kv_head, first, last};
+    for (int g = 0; g < group; g += TILE_QUERIES) {
+        Tile tile;
+        tile.count = std::min(TILE_QUERIES, group - g);
+        for (int i = 0; i < tile.count; i++) {
+            tile.q[i] = a.q + ((size_t)a.starts[row] * a.heads + kv_head * group + g + i) * a.head_dim;
+            tile.position[i] = position;
+        }
+        float* part = scratch + TILE_QUERIES * SEGMENT_KEYS;
+        keys.share(tile, scratch, part, tile.top, tile.mass);
+        for (int i = 0; i < tile.count; i++) {
+            const size_t head = (size_t)row * a.heads + kv_head * group + g + i;
+            float* to = a.parts + (head * a.max_segments + segment) * width;
+            memcpy(to, part + (size_t)i * a.head_dim, a.head_dim * sizeof(float));
+            to[a.head_dim] = tile.top[i];
+            to[a.head_dim + 1] = tile.mass[i];
+        }
+    }
+}
+
+// Queries `from` .. of one chunk row and key-value head, in order (token, head of the group).
+template <class S>
+void attend_tile(const AttentionArguments& a, int row, int kv_head, int from, float* scratch) {
+    const int group = a.heads / a.kv_heads, token = a.starts[row], count = a.starts[row + 1] - token;
+    Tile tile;
+    tile.count = std::min(TILE_QUERIES, count * group - from);
+    int first = 1 << 30, last = 0;
+    for (int i = 0; i < tile.count; i++) {
+        const int t = (from + i) / group, head = kv_head * group + (from + i) % group;
+        const size_t at = ((size_t)(token + t) * a.heads + head) * a.head_dim;
+        tile.q[i] = a.q + at;
+        tile.out[i] = a.out + at;
+        tile.position[i] = a.lengths[row] - count + t;
+        tile.top[i] = -INFINITY;
+        tile.mass[i] = 0;
+        first = std::min(first, first_key(a, tile.position[i]));
+        last = std::max(last, tile.position[i] + 1);
+    }
+    float* part = scratch + TILE_QUERIES * SEGMENT_KEYS;
+    for (int at = first / SEGMENT_KEYS * SEGMENT_KEYS; at < last; at += SEGMENT_KEYS) {
+        const Segment<S> keys{a, a.tables + (size_t)row * a.table_stride, kv_head, std::max(first, at),
+                              std::min(last, at + SEGMENT_KEYS)};
+        float top[TILE_QUERIES], mass[TILE_QUERIES];
+        keys.share(tile, scratch, part, top, mass);
+        for (int i = 0; i < tile.count; i++)
+            merge(tile.out[i], &tile.top[i], &tile.mass[i], part + (size_t)i * a.head_dim, top[i], mass[i], a.head_dim);
+    }
+    for (int i = 0; i < tile.count; i++) normalise(tile.out[i], tile.mass[i], a.head_dim);
+}
+
+template <class S>
+void attend(const AttentionArguments& a, Turn turn) {
+    float* scratch = a.scratch + turn.thread * a.scratch_stride;
+    const int group = a.heads / a.kv_heads;
+    int segments = 0;
+    for (int r = 0; r < a.single; r++) segments = std::max(segments, (a.lengths[r] - 1) / SEGMENT_KEYS + 1);
+    const int parts = a.single * a.kv_heads * segments;
+    int tiles = 0;
+    for (int r = a.single; r < a.rows; r++)
+        tiles += ((a.starts[r + 1] - a.starts[r]) * group + TILE_QUERIES - 1) / TILE_QUERIES * a.kv_heads;
+    for (int i; (i = turn.take(parts + tiles)) >= 0;) {
+        if (i < parts) {
+            attend_part<S>(a, i / segments / a.kv_heads, i / segments % a.kv_heads, i % segments, scratch);
+            continue;
+        }
+        // Later tiles of a chunk see more keys: the longest first leaves the shortest to even things out.
+        int left = tiles - 1 - (i - parts), r = a.single;
+        for (;; r++) {
+            const int here = ((a.starts[r + 1] - a.starts[r]) * group + TILE_QUERIES - 1) / TILE_QUERIES * a.kv_heads;
+            if (left < here) break;
+            left -= here;
+        }
+        attend_tile<S>(a, r, left % a.kv_heads, left / a.kv_heads * TILE_QUERIES, scratch);
+    }
+}
+
+inline void attend_any(const void* arguments, Turn turn) {
+    const auto& a = *(const AttentionArguments*)arguments;
+    switch (a.kv_type) {
+        case KV_F32: attend<Stored<KV_F32>>(a, turn); break;
+        case KV_F16: attend<Stored<KV_F16>>(a, turn); break;
+        default: attend<Stored<KV_BF16>>(a, turn); break;
+    }
+}
+
+// The segments of single-token rows, merged in order.
+inline void attend_merge(const void* arguments, Turn turn) {
+    const auto& a = *(const AttentionArguments*)arguments;
+    const int width = a.head_dim + 2;
+    for (int i; (i = turn.take(a.single * a.heads)) >= 0;) {
+        const int row = i / a.heads, position = a.lengths[row] - 1;
+        float* out = a.out + ((size_t)a.starts[row] * a.heads + i % a.heads) * a.head_dim;
+        float top = -INFINITY, mass = 0;
+        for (int s = first_key(a, position) / SEGMENT_KEYS; s * SEGMENT_KEYS <= position; s++) {
+            const float* part = a.parts + ((size_t)i * a.max_segments + s) * width;
+            merge(out, &top, &mass, part, part[a.head_dim], part[a.head_dim + 1], a.head_dim);
+        }
+        normalise(out, mass, a.head_dim);
+    }
+}
+
+}  // namespace TROTH_ISA
+}  // namespace troth

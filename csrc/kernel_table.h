@@ -1,0 +1,23 @@
+// One instruction set's operations.
+#pragma once
+
+#include "pool.h"
+
+namespace troth {
+
+// What an instruction set provides: one function per operation, all of the same type.
+struct Kernels {
+    const char* name;
+    int vector_floats;
+    bool bf16_products;
+    void (*linear)(const void*, Turn);
+    void (*round_inputs)(const void*, Turn);
+    void (*embedding)(const void*, Turn);
+    void (*norm)(const void*, Turn);
+    void (*rotary)(const void*, Turn);
+    void (*attention)(const void*, Turn);
+    void (*attention_merge)(const void*, Turn);
+    void (*gate)(const void*, Turn);
+};
+
+}  // namespace troth

@@ -1,0 +1,231 @@
+// The operations of one instruction set, as functions a program can hold. Included once per instruction set
+// (isa_*.cpp), each in its own namespace.
+#pragma once
+
+#include "arguments.h"
+#include "attention.h"
+#include "kernel_table.h"
+#include "linear.h"
+#include "pool.h"
+
+namespace troth {
+
+namespace TROTH_ISA {
+
+// Calls visit with the format's type.
+template <class Visit>
+inline void with_format(int format, Visit visit) {
+    switch (format) {
+        case FORMAT_Q4_0: visit(Q4_0{}); break;
+        case FORMAT_Q4_1: visit(Q4_1{}); break;
+        case FORMAT_Q5_0: visit(Q5_0{}); break;
+        case FORMAT_Q5_1: visit(Q5_1{}); break;
+        case FORMAT_Q8_0: visit(Q8_0{}); break;
+        case FORMAT_Q4_K: visit(Q4_K{}); break;
+        case FORMAT_Q5_K: visit(Q5_K{}); break;
+        case FORMAT_Q6_K: visit(Q6_K{}); break;
+        case FORMAT_F32: visit(F32{}); break;
+        case FORMAT_F16: visit(F16{}); break;
+        default: visit(BF16{}); break;
+    }
+}
+
+inline void add_bias(const LinearArguments& a, int first_token, int last_token, int begin, int end) {
+    if (!a.bias) return;
+    for (int t = first_token; t < last_token; t++)
+        for (int o = begin; o < end; o++) a.y[(size_t)t * a.outputs + o] += a.bias[o];
+}
+
+// x16 = x rounded to bf16, for the tokens that go through panels.
+inline void round_inputs(const void* arguments, Turn turn) {
+    const auto& a = *(const LinearArguments*)arguments;
+    for (int t; (t = turn.take(a.tokens - a.exact)) >= 0;) {
+        const float* x = a.x + (size_t)(a.exact + t) * a.inputs;
+        uint16_t* to = a.x16 + (size_t)t * a.inputs;
+        for (int i = 0; i < a.inputs; i++) to[i] = f32_to_bf16(x[i]);
+    }
+}
+
+// Work is cut along outputs only, so every (token, output) is computed by one thread in one order.
+inline void linear(const void* arguments, Turn turn) {
+    const auto& a = *(const LinearArguments*)arguments;
+    static thread_local std::vector<float> panel;
+    const int chunk = std::min(128, std::max(16, a.outputs / (turn.threads * 8) / 4 * 4));
+    int dot_chunks = 0, panel_chunks = 0;
+    for (int p = 0; p < a.num_parts; p++) {
+        if (a.exact) dot_chunks += (a.parts[p].outputs + chunk - 1) / chunk;
+        if (a.exact < a.tokens) panel_chunks += (a.parts[p].outputs + PANEL - 1) / PANEL;
+    }
+    if (panel_chunks && panel.empty()) panel.resize((size_t)PANEL_INPUTS * PANEL);
+    for (int i; (i = turn.take(panel_chunks + dot_chunks)) >= 0;) {
+        const bool is_panel = i < panel_chunks;
+        const int step = is_panel ? PANEL : chunk;
+        int left = is_panel ? i : i - panel_chunks, p = 0, before = 0;
+        for (;; p++) {
+            const int here = (a.parts[p].outputs + step - 1) / step;
+            if (left < here) break;
+            left -= here;
+            before += a.parts[p].outputs;
+        }
+        const WeightPart& part = a.parts[p];
+        const int begin = left * step, end = std::min(part.outputs, begin + step);
+        with_format(part.format, [&](auto format) {
+            typedef decltype(format) F;
+            const size_t skip = a.exact;
+            if (is_panel) {
+#if defined(TROTH_BF16)
+                if (a.x16) {
+                    panels16<F>(part.rows, part.row_bytes, a.x16, a.inputs, a.tokens - a.exact, a.inputs,
+                                a.y + skip * a.outputs + before, a.outputs, begin, part.outputs,
+                                (uint32_t*)panel.data());
+                    return;
+                }
+#endif
+                panels<F>(part.rows, part.row_bytes, a.x + skip * a.inputs, a.inputs, a.tokens - a.exact, a.inputs,
+                          a.y + skip * a.outputs + before, a.outputs, begin, part.outputs, panel.data());
+            } else {
+                dots<F>(part.rows, part.row_bytes, a.x, a.inputs, a.exact, a.inputs, a.y + before, a.outputs, begin, end);
+            }
+        });
+        if (is_panel)
+            add_bias(a, a.exact, a.tokens, before + begin, before + end);
+        else
+            add_bias(a, 0, a.exact, before + begin, before + end);
+    }
+}
+
+inline void embedding(const void* arguments, Turn turn) {
+    const auto& a = *(const EmbeddingArguments*)arguments;
+    const V scale = all(a.scale);
+    for (int t; (t = turn.take(a.tokens)) >= 0;) {
+        const uint8_t* row = a.rows + (size_t)a.ids[t] * a.row_bytes;
+        float* y = a.y + (size_t)t * a.width;
+        with_format(a.format, [&](auto format) {
+            typedef decltype(format) F;
+            for (int k = 0; k < a.width; k += 32) {
+                V v[PARTS];
+                F::values(row + (size_t)(k / F::BLOCK) * F::BYTES, k % F::BLOCK / 32, v);
+                for (int i = 0; i < PARTS; i++) store(y + k + i * W, v[i] * scale);
+            }
+        });
+    }
+}
+
+// y = x * weight / sqrt(mean(x^2) + eps); lanes past the last whole vector are done one by one.
+inline void normalise_row(const float* x, const float* weight, float eps, int width, float* y) {
+    V squares = zero();
+    int d = 0;
+    for (; d + W <= width; d += W) {
+        V v = load(x + d);
+        squares = fma(v, v, squares);
+    }
+    float total = sum(squares);
+    for (; d < width; d++) total += x[d] * x[d];
+    const float scale = 1.0f / sqrtf(total / (float)width + eps);
+    const V scales = all(scale);
+    for (d = 0; d + W <= width; d += W) store(y + d, load(x + d) * scales * load(weight + d));
+    for (; d < width; d++) y[d] = x[d] * scale * weight[d];
+}
+
+inline void norm(const void* arguments, Turn turn) {
+    const auto& a = *(const NormArguments*)arguments;
+    for (int t; (t = turn.take(a.tokens)) >= 0;) {
+        const float* x = a.x + (size_t)t * a.width;
+        if (a.residual) {
+            const float* residual = a.residual + (size_t)t * a.width;
+            float* total = a.total + (size_t)t * a.width;
+            for (int d = 0; d < a.width; d++) total[d] = x[d] + residual[d];
+            x = total;
+        }
+        normalise_row(x, a.weight, a.eps, a.width, a.y + (size_t)t * a.width);
+    }
+}
+
+inline void rotate(const float* x, const float* cos, const float* sin, int half, int width, float* y) {
+    for (int i = 0; i < half; i++) {
+        const float a = x[i], b = x[i + half];
+        y[i] = a * cos[i] - b * sin[i];
+        y[i + half] = b * cos[i] + a * sin[i];
+    }
+    for (int i = 2 * half; i < width; i++) y[i] = x[i];
+}
+
+template <class S>
+void rotary_typed(const RotaryArguments& a, Turn turn) {
+    const int D = a.head_dim, heads = a.heads + 2 * a.kv_heads;
+    std::vector<float> normed(D), turned(D);
+    for (int t; (t = turn.take(a.tokens)) >= 0;) {
+        const float* cos = a.cos + (size_t)a.positions[t] * a.half;
+        const float* sin = a.sin + (size_t)a.positions[t] * a.half;
+        const size_t block = (size_t)a.slots[t] / BLOCK_KEYS, offset = (size_t)a.slots[t] % BLOCK_KEYS;
+        for (int h = 0; h < heads; h++) {
+            const float* x = a.qkv + ((size_t)t * heads + h) * D;
+            const bool is_query = h < a.heads, is_key = !is_query && h < a.heads + a.kv_heads;
+            const float* weight = is_query ? a.q_norm : is_key ? a.k_norm : nullptr;
+            if (weight) {
+                normalise_row(x, weight, a.eps, D, normed.data());
+                x = normed.data();
+            }
+            if (is_query) {
+                rotate(x, cos, sin, a.half, D, a.q + ((size_t)t * a.heads + h) * D);
+                continue;
+            }
+            const size_t at = block * a.kv_heads + (h - a.heads) % a.kv_heads;
+            if (is_key) {
+                rotate(x, cos, sin, a.half, D, turned.data());
+                auto* k = (typename S::type*)a.k + at * D * BLOCK_KEYS + offset;
+                for (int d = 0; d < D; d++) k[(size_t)d * BLOCK_KEYS] = S::from(turned[d]);
+            } else {
+                auto* v = (typename S::type*)a.v + (at * BLOCK_KEYS + offset) * D;
+                for (int d = 0; d < D; d++) v[d] = S::from(x[d]);
+            }
+        }
+    }
+}
+
+inline void rotary(const void* arguments, Turn turn) {
+    const auto& a = *(const RotaryArguments*)arguments;
+    switch (a.kv_type) {
+        case KV_F32: rotary_typed<Stored<KV_F32>>(a, turn); break;
+        case KV_F16: rotary_typed<Stored<KV_F16>>(a, turn); break;
+        default: rotary_typed<Stored<KV_BF16>>(a, turn); break;
+    }
+}
+
+inline V activated(V x, int act) {
+    if (act == ACT_SILU) return x * sigmoid(x);
+    // 0.5 x (1 + tanh(u)) = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+    V u = all(0.7978845608028654f) * fma(all(0.044715f) * x * x, x, x);
+    return x * sigmoid(u + u);
+}
+
+inline void gate(const void* arguments, Turn turn) {
+    const auto& a = *(const GateArguments*)arguments;
+    constexpr int PIECE = 512;
+    const int pieces = (a.inner + PIECE - 1) / PIECE;
+    for (int i; (i = turn.take(a.tokens * pieces)) >= 0;) {
+        const float* g = a.gate_up + (size_t)(i / pieces) * 2 * a.inner;
+        const float* up = g + a.inner;
+        float* y = a.y + (size_t)(i / pieces) * a.inner;
+        const int begin = i % pieces * PIECE, end = std::min(a.inner, begin + PIECE);
+        int d = begin;
+        for (; d + W <= end; d += W) store(y + d, activated(load(g + d), a.act) * load(up + d));
+        for (; d < end; d++) {
+            float lanes[W];
+            store(lanes, activated(all(g[d]), a.act));
+            y[d] = lanes[0] * up[d];
+        }
+    }
+}
+
+constexpr Kernels table(const char* name) {
+#if defined(TROTH_BF16)
+    const bool bf16 = true;
+#else
+    const bool bf16 = false;
+#endif
+    return {name, W, bf16, linear, round_inputs, embedding, norm, rotary, attend_any, attend_merge, gate};
+}
+
+}  // namespace TROTH_ISA
+}  // namespace troth

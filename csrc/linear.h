@@ -1,0 +1,318 @@
+// y[t][o] = sum over i of x[t][i] * w[o][i], with weights dequantised on the way.
+//
+// Two paths, each computing every (token, output) in an order that does not depend on the number of tokens, rows or
+// threads, so that a token's result never depends on its company:
+//   dots    few tokens: lanes run along inputs, weights are read once from memory in file layout, exact float32
+//   panels  many tokens: 16 or 32 outputs side by side are dequantised into a panel that stays in cache; float32, or
+//           bf16 products with float32 sums where the instruction set has them
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "formats.h"
+
+namespace troth {
+namespace TROTH_ISA {
+
+constexpr int DOT_ROWS = 4;     // weight rows in flight for one token: four streams hide memory latency
+constexpr int DOT_TOKENS = 4;   // tokens that share one dequantised block
+
+// One token: outputs begin .. end - 1.
+template <class F>
+void dots_one(const uint8_t* w, size_t row_bytes, const float* x, int inputs, float* y, int begin, int end) {
+    const int blocks = inputs / F::BLOCK;
+    int o = begin;
+    for (; o + DOT_ROWS <= end; o += DOT_ROWS) {
+        const uint8_t* row[DOT_ROWS];
+        V acc[DOT_ROWS];
+        for (int r = 0; r < DOT_ROWS; r++) {
+            row[r] = w + (size_t)(o + r) * row_bytes;
+            acc[r] = zero();
+        }
+        const float* xb = x;
+        for (int b = 0; b < blocks; b++) {
+#pragma GCC unroll 8
+            for (int s = 0; s < F::BLOCK / 32; s++, xb += 32) {
+#pragma GCC unroll 4
+                for (int r = 0; r < DOT_ROWS; r++) {
+                    V v[PARTS];
+                    F::values(row[r], s, v);
+#pragma GCC unroll 8
+                    for (int i = 0; i < PARTS; i++) acc[r] = fma(v[i], load(xb + i * W), acc[r]);
+                }
+            }
+            for (int r = 0; r < DOT_ROWS; r++) row[r] += F::BYTES;
+        }
+        for (int r = 0; r < DOT_ROWS; r++) y[o + r] = sum(acc[r]);
+    }
+    for (; o < end; o++) {
+        const uint8_t* row = w + (size_t)o * row_bytes;
+        V acc = zero();
+        const float* xb = x;
+        for (int b = 0; b < blocks; b++, row += F::BYTES)
+            for (int s = 0; s < F::BLOCK / 32; s++, xb += 32) {
+                V v[PARTS];
+                F::values(row, s, v);
+                for (int i = 0; i < PARTS; i++) acc = fma(v[i], load(xb + i * W), acc);
+            }
+        y[o] = sum(acc);
+    }
+}
+
+// N tokens at once, N <= DOT_TOKENS; the same order of operations per (token, output) as dots_one.
+template <class F, int N>
+void dots_some(const uint8_t* w, size_t row_bytes, const float* x, size_t x_stride, int inputs, float* y,
+               size_t y_stride, int begin, int end) {
+    const int blocks = inputs / F::BLOCK;
+    for (int o = begin; o < end; o++) {
+        const uint8_t* row = w + (size_t)o * row_bytes;
+        V acc[N];
+        for (int t = 0; t < N; t++) acc[t] = zero();
+        const float* xb = x;
+        for (int b = 0; b < blocks; b++, row += F::BYTES)
+            for (int s = 0; s < F::BLOCK / 32; s++, xb += 32) {
+                V v[PARTS];
+                F::values(row, s, v);
+#pragma GCC unroll 4
+                for (int t = 0; t < N; t++)
+#pragma GCC unroll 8
+                    for (int i = 0; i < PARTS; i++) acc[t] = fma(v[i], load(xb + t * x_stride + i * W), acc[t]);
+            }
+        for (int t = 0; t < N; t++) y[t * y_stride + o] = sum(acc[t]);
+    }
+}
+
+template <class F>
+void dots(const uint8_t* w, size_t row_bytes, const float* x, size_t x_stride, int tokens, int inputs, float* y,
+          size_t y_stride, int begin, int end) {
+    int t = 0;
+    for (; t + 4 <= tokens; t += 4)
+        dots_some<F, 4>(w, row_bytes, x + t * x_stride, x_stride, inputs, y + t * y_stride, y_stride, begin, end);
+    const float* xt = x + t * x_stride;
+    float* yt = y + t * y_stride;
+    switch (tokens - t) {
+        case 3: dots_some<F, 3>(w, row_bytes, xt, x_stride, inputs, yt, y_stride, begin, end); break;
+        case 2: dots_some<F, 2>(w, row_bytes, xt, x_stride, inputs, yt, y_stride, begin, end); break;
+        case 1: dots_one<F>(w, row_bytes, xt, inputs, yt, begin, end); break;
+        default: break;
+    }
+}
+
+constexpr int PANEL = 2 * W;          // outputs side by side
+constexpr int PANEL_TOKENS = W == 16 ? 12 : 6;  // accumulators: 24 of 32 or 12 of 16 registers
+constexpr int PANEL_INPUTS = 2048;    // inputs per panel: 2048 * 16 * 4 bytes = 128 KiB stay in the second-level cache
+
+// Transpose a W x W tile: rows[r] holds W inputs of output r; out + i * PANEL receives W outputs of input i.
+inline void transpose_tile(const V* rows, float* out) {
+#if defined(TROTH_AVX2)
+    __m256 a[8], b[8];
+    for (int i = 0; i < 4; i++) {
+        a[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+        a[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        b[4 * i] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0x44);
+        b[4 * i + 1] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0xee);
+        b[4 * i + 2] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0x44);
+        b[4 * i + 3] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        store(out + i * PANEL, _mm256_permute2f128_ps(b[i], b[i + 4], 0x20));
+        store(out + (i + 4) * PANEL, _mm256_permute2f128_ps(b[i], b[i + 4], 0x31));
+    }
+#else
+    for (int r = 0; r < W; r++) {
+        float lanes[W];
+        store(lanes, rows[r]);
+        for (int i = 0; i < W; i++) out[i * PANEL + r] = lanes[i];
+    }
+#endif
+}
+
+// Dequantise outputs o .. o + PANEL - 1 (those past `outputs` are zero), inputs first .. first + count - 1, into
+// panel[input][output].
+template <class F>
+void fill_panel(const uint8_t* w, size_t row_bytes, int o, int outputs, int first, int count, float* panel) {
+    for (int k = 0; k < count; k += 32) {
+        const int at = first + k;
+        for (int half = 0; half < PANEL; half += W) {
+            V rows[PARTS][W];
+            for (int r = 0; r < W; r++) {
+                V v[PARTS];
+                if (o + half + r < outputs) {
+                    const uint8_t* block = w + (size_t)(o + half + r) * row_bytes + (size_t)(at / F::BLOCK) * F::BYTES;
+                    F::values(block, at % F::BLOCK / 32, v);
+                } else {
+                    for (int i = 0; i < PARTS; i++) v[i] = zero();
+                }
+                for (int i = 0; i < PARTS; i++) rows[i][r] = v[i];
+            }
+            for (int i = 0; i < PARTS; i++) transpose_tile(rows[i], panel + (size_t)(k + i * W) * PANEL + half);
+        }
+    }
+}
+
+// N tokens times one panel; adds to what y holds unless `fresh`.
+template <int N>
+inline void panel_tokens(const float* panel, const float* x, size_t x_stride, int count, float* y, size_t y_stride,
+                         int width, bool fresh) {
+    V acc[N][2];
+    for (int t = 0; t < N; t++) acc[t][0] = acc[t][1] = zero();
+    for (int k = 0; k < count; k++) {
+        V w0 = load(panel + (size_t)k * PANEL), w1 = load(panel + (size_t)k * PANEL + W);
+#pragma GCC unroll 12
+        for (int t = 0; t < N; t++) {
+            V xt = all(x[t * x_stride + k]);
+            acc[t][0] = fma(xt, w0, acc[t][0]);
+            acc[t][1] = fma(xt, w1, acc[t][1]);
+        }
+    }
+    for (int t = 0; t < N; t++) {
+        float lanes[PANEL];
+        store(lanes, acc[t][0]);
+        store(lanes + W, acc[t][1]);
+        float* out = y + t * y_stride;
+        if (fresh)
+            for (int i = 0; i < width; i++) out[i] = lanes[i];
+        else
+            for (int i = 0; i < width; i++) out[i] += lanes[i];
+    }
+}
+
+template <int N>
+inline void panel_rest(int tokens, const float* panel, const float* x, size_t x_stride, int count, float* y,
+                       size_t y_stride, int width, bool fresh) {
+    if constexpr (N > 0) {
+        if (tokens == N)
+            panel_tokens<N>(panel, x, x_stride, count, y, y_stride, width, fresh);
+        else
+            panel_rest<N - 1>(tokens, panel, x, x_stride, count, y, y_stride, width, fresh);
+    }
+}
+
+// Outputs of one panel for all tokens. `panel` is scratch of PANEL_INPUTS * PANEL floats.
+template <class F>
+void panels(const uint8_t* w, size_t row_bytes, const float* x, size_t x_stride, int tokens, int inputs, float* y,
+            size_t y_stride, int o, int outputs, float* panel) {
+    const int width = std::min(PANEL, outputs - o);
+    for (int first = 0; first < inputs; first += PANEL_INPUTS) {
+        const int count = std::min(PANEL_INPUTS, inputs - first);
+        fill_panel<F>(w, row_bytes, o, outputs, first, count, panel);
+        int t = 0;
+        for (; t + PANEL_TOKENS <= tokens; t += PANEL_TOKENS)
+            panel_tokens<PANEL_TOKENS>(panel, x + t * x_stride + first, x_stride, count, y + t * y_stride + o, y_stride,
+                                       width, first == 0);
+        panel_rest<PANEL_TOKENS - 1>(tokens - t, panel, x + t * x_stride + first, x_stride, count,
+                                     y + t * y_stride + o, y_stride, width, first == 0);
+    }
+}
+
+#if defined(TROTH_BF16)
+
+// The same with products of bf16 numbers and float32 sums: panel[input / 2][output] holds pairs of inputs.
+
+// rows[r] holds 16 pairs of output r; out + p * PANEL receives pair p of 16 outputs.
+inline void transpose_pairs(__m512i* rows, uint32_t* out) {
+    __m512i a[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        rows[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        rows[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        rows[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        rows[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    // Now rows[4 g + j] holds, in its 128-bit lane l, pair 4 l + j of outputs 4 g .. 4 g + 3.
+    for (int j = 0; j < 4; j++) {
+        __m512i lo = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0x44), hi = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0xee);
+        __m512i lo2 = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0x44);
+        __m512i hi2 = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0xee);
+        _mm512_storeu_si512(out + (0 + j) * PANEL, _mm512_shuffle_i32x4(lo, lo2, 0x88));
+        _mm512_storeu_si512(out + (4 + j) * PANEL, _mm512_shuffle_i32x4(lo, lo2, 0xdd));
+        _mm512_storeu_si512(out + (8 + j) * PANEL, _mm512_shuffle_i32x4(hi, hi2, 0x88));
+        _mm512_storeu_si512(out + (12 + j) * PANEL, _mm512_shuffle_i32x4(hi, hi2, 0xdd));
+    }
+}
+
+template <class F>
+void fill_panel16(const uint8_t* w, size_t row_bytes, int o, int outputs, int first, int count, uint32_t* panel) {
+    for (int k = 0; k < count; k += 32) {
+        const int at = first + k;
+        for (int half = 0; half < PANEL; half += 16) {
+            __m512i rows[16];
+            for (int r = 0; r < 16; r++) {
+                V v[PARTS] = {zero(), zero()};
+                if (o + half + r < outputs) {
+                    const uint8_t* block = w + (size_t)(o + half + r) * row_bytes + (size_t)(at / F::BLOCK) * F::BYTES;
+                    F::values(block, at % F::BLOCK / 32, v);
+                }
+                rows[r] = (__m512i)_mm512_cvtne2ps_pbh(v[1], v[0]);
+            }
+            transpose_pairs(rows, panel + (size_t)(k / 2) * PANEL + half);
+        }
+    }
+}
+
+template <int N>
+inline void panel_tokens16(const uint32_t* panel, const uint16_t* x, size_t x_stride, int count, float* y,
+                           size_t y_stride, int width, bool fresh) {
+    V acc[N][2];
+    for (int t = 0; t < N; t++) acc[t][0] = acc[t][1] = zero();
+    for (int k = 0; k < count; k += 2) {
+        const uint32_t* pair = panel + (size_t)(k / 2) * PANEL;
+        __m512bh w0 = (__m512bh)_mm512_loadu_si512(pair), w1 = (__m512bh)_mm512_loadu_si512(pair + 16);
+#pragma GCC unroll 12
+        for (int t = 0; t < N; t++) {
+            int32_t two;
+            memcpy(&two, x + t * x_stride + k, 4);
+            __m512bh xt = (__m512bh)_mm512_set1_epi32(two);
+            acc[t][0] = _mm512_dpbf16_ps(acc[t][0], w0, xt);
+            acc[t][1] = _mm512_dpbf16_ps(acc[t][1], w1, xt);
+        }
+    }
+    for (int t = 0; t < N; t++) {
+        float lanes[PANEL];
+        store(lanes, acc[t][0]);
+        store(lanes + W, acc[t][1]);
+        float* out = y + t * y_stride;
+        if (fresh)
+            for (int i = 0; i < width; i++) out[i] = lanes[i];
+        else
+            for (int i = 0; i < width; i++) out[i] += lanes[i];
+    }
+}
+
+template <int N>
+inline void panel_rest16(int tokens, const uint32_t* panel, const uint16_t* x, size_t x_stride, int count, float* y,
+                         size_t y_stride, int width, bool fresh) {
+    if constexpr (N > 0) {
+        if (tokens == N)
+            panel_tokens16<N>(panel, x, x_stride, count, y, y_stride, width, fresh);
+        else
+            panel_rest16<N - 1>(tokens, panel, x, x_stride, count, y, y_stride, width, fresh);
+    }
+}
+
+template <class F>
+void panels16(const uint8_t* w, size_t row_bytes, const uint16_t* x, size_t x_stride, int tokens, int inputs, float* y,
+              size_t y_stride, int o, int outputs, uint32_t* panel) {
+    const int width = std::min(PANEL, outputs - o);
+    for (int first = 0; first < inputs; first += PANEL_INPUTS) {
+        const int count = std::min(PANEL_INPUTS, inputs - first);
+        fill_panel16<F>(w, row_bytes, o, outputs, first, count, panel);
+        int t = 0;
+        for (; t + PANEL_TOKENS <= tokens; t += PANEL_TOKENS)
+            panel_tokens16<PANEL_TOKENS>(panel, x + t * x_stride + first, x_stride, count, y + t * y_stride + o,
+                                         y_stride, width, first == 0);
+        panel_rest16<PANEL_TOKENS - 1>(tokens - t, panel, x + t * x_stride + first, x_stride, count,
+                                       y + t * y_stride + o, y_stride, width, first == 0);
+    }
+}
+
+#endif
+
+}  // namespace TROTH_ISA
+}  // namespace troth

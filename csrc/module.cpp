@@ -1,0 +1,168 @@
+// troth._cpu: the CPU kernels as a Python module. Pointers and sizes only; ops/impl/cpu.py keeps what they point to.
+//
+// A Tape is a program of operations that can be run again: a decode step is recorded once per batch size and then costs
+// Python one call. While recording, each operation also runs at once, so that recording is an ordinary step.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <deque>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "arguments.h"
+#include "dispatch.h"
+#include "kernel_table.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+
+namespace troth {
+
+namespace {
+
+template <class T>
+T* at(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+// One linear layer's weights in file layout. Holds addresses only.
+struct Weight {
+    std::vector<WeightPart> parts;
+    int inputs = 0;
+    int outputs = 0;
+
+    explicit Weight(int inputs) : inputs(inputs) {}
+
+    void add(int format, uintptr_t rows, size_t row_bytes, int count) {
+        if (format < 0 || format >= FORMATS) throw std::invalid_argument("unknown weight format");
+        parts.push_back({format, at<const uint8_t>(rows), row_bytes, count});
+        outputs += count;
+    }
+};
+
+// The processor's side: which kernels, and the threads they run on.
+class Device {
+public:
+    Device(int threads, const std::string& isa) : pool_(threads), kernels_(kernels_named(isa)) {
+        if (!kernels_) throw std::invalid_argument("this processor cannot run the kernels for " + isa);
+    }
+
+    const Kernels& kernels() const { return *kernels_; }
+    int threads() const { return pool_.threads(); }
+    void run(const Operation* operations, int count) { pool_.run(operations, count); }
+
+private:
+    Pool pool_;
+    const Kernels* kernels_;
+};
+
+class Tape {
+public:
+    Tape(Device& device, bool keep) : device_(device), keep_(keep) {}
+
+    // Run everything that was kept, in order.
+    void run() { device_.run(operations_.data(), (int)operations_.size()); }
+
+    int size() const { return (int)operations_.size(); }
+
+    void linear(const Weight& w, uintptr_t bias, uintptr_t x, uintptr_t y, int exact, int tokens, uintptr_t x16) {
+        LinearArguments a{w.parts.data(), (int)w.parts.size(), w.inputs, w.outputs, at<const float>(bias),
+                          at<const float>(x), at<float>(y), exact, tokens, at<uint16_t>(x16)};
+        if (a.x16 && exact < tokens) take(kernels().round_inputs, a);
+        take(kernels().linear, a);
+    }
+
+    void embedding(const Weight& w, uintptr_t ids, float scale, uintptr_t y, int tokens) {
+        const WeightPart& part = w.parts.at(0);
+        EmbeddingArguments a{part.format, part.rows, part.row_bytes, w.inputs, at<const int64_t>(ids), scale,
+                             at<float>(y), tokens};
+        take(kernels().embedding, a);
+    }
+
+    void norm(uintptr_t x, uintptr_t residual, uintptr_t total, uintptr_t weight, float eps, uintptr_t y, int width,
+              int tokens) {
+        NormArguments a{at<const float>(x), at<const float>(residual), at<float>(total), at<const float>(weight), eps,
+                        at<float>(y), width, tokens};
+        take(kernels().norm, a);
+    }
+
+    void rotary(uintptr_t qkv, int heads, int kv_heads, int head_dim, uintptr_t positions, uintptr_t cos, uintptr_t sin,
+                int half, uintptr_t q_norm, uintptr_t k_norm, float eps, uintptr_t slots, uintptr_t k, uintptr_t v,
+                int kv_type, uintptr_t q, int tokens) {
+        RotaryArguments a{at<const float>(qkv), heads, kv_heads, head_dim, at<const int64_t>(positions),
+                          at<const float>(cos), at<const float>(sin), half, at<const float>(q_norm),
+                          at<const float>(k_norm), eps, at<const int64_t>(slots), at<void>(k), at<void>(v), kv_type,
+                          at<float>(q), tokens};
+        take(kernels().rotary, a);
+    }
+
+    void attention(uintptr_t q, uintptr_t k, uintptr_t v, int kv_type, int heads, int kv_heads, int head_dim,
+                   uintptr_t tables, size_t table_stride, uintptr_t starts, uintptr_t lengths, int rows, int single,
+                   float scale, int window, float softcap, uintptr_t out, uintptr_t parts, int max_segments,
+                   uintptr_t scratch, size_t scratch_stride) {
+        AttentionArguments a{at<const float>(q), at<const void>(k), at<const void>(v), kv_type, heads, kv_heads, head_dim,
+                             at<const int32_t>(tables), table_stride, at<const int32_t>(starts),
+                             at<const int32_t>(lengths), rows, single, scale, window, softcap, at<float>(out),
+                             at<float>(parts), max_segments, at<float>(scratch), scratch_stride};
+        take(kernels().attention, a);
+        if (single) take(kernels().attention_merge, a);
+    }
+
+    void gate(uintptr_t gate_up, int act, uintptr_t y, int inner, int tokens) {
+        GateArguments a{at<const float>(gate_up), act, at<float>(y), inner, tokens};
+        take(kernels().gate, a);
+    }
+
+private:
+    const Kernels& kernels() const { return device_.kernels(); }
+
+    template <class Arguments>
+    void take(void (*run)(const void*, Turn), const Arguments& arguments) {
+        if (!keep_) {
+            Operation operation{run, &arguments};
+            device_.run(&operation, 1);
+            return;
+        }
+        auto kept = std::make_shared<Arguments>(arguments);
+        kept_.push_back(kept);
+        operations_.push_back({run, kept.get()});
+        device_.run(&operations_.back(), 1);
+    }
+
+    Device& device_;
+    bool keep_;
+    std::vector<Operation> operations_;
+    std::deque<std::shared_ptr<void>> kept_;
+};
+
+}  // namespace
+
+}  // namespace troth
+
+NB_MODULE(_cpu, m) {
+    using namespace troth;
+    m.doc() = "CPU kernels of Troth. Use through troth.ops; addresses are not checked.";
+    m.def("instruction_sets", &instruction_sets, "Names this processor can run, widest first.");
+    nb::class_<Weight>(m, "Weight")
+        .def(nb::init<int>(), nb::arg("inputs"))
+        .def("add", &Weight::add)
+        .def_ro("inputs", &Weight::inputs)
+        .def_ro("outputs", &Weight::outputs);
+    nb::class_<Device>(m, "Device")
+        .def(nb::init<int, const std::string&>(), nb::arg("threads"), nb::arg("isa"))
+        .def_prop_ro("threads", &Device::threads)
+        .def_prop_ro("name", [](const Device& d) { return std::string(d.kernels().name); })
+        .def_prop_ro("bf16_products", [](const Device& d) { return d.kernels().bf16_products; });
+    nb::class_<Tape>(m, "Tape")
+        .def(nb::init<Device&, bool>(), nb::arg("device"), nb::arg("keep"), nb::keep_alive<1, 2>())
+        .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>())
+        .def("__len__", &Tape::size)
+        .def("linear", &Tape::linear, nb::keep_alive<1, 2>(), nb::call_guard<nb::gil_scoped_release>())
+        .def("embedding", &Tape::embedding, nb::keep_alive<1, 2>(), nb::call_guard<nb::gil_scoped_release>())
+        .def("norm", &Tape::norm, nb::call_guard<nb::gil_scoped_release>())
+        .def("rotary", &Tape::rotary, nb::call_guard<nb::gil_scoped_release>())
+        .def("attention", &Tape::attention, nb::call_guard<nb::gil_scoped_release>())
+        .def("gate", &Tape::gate, nb::call_guard<nb::gil_scoped_release>());
+}

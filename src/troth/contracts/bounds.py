@@ -1,0 +1,48 @@
+"""Checks of single request values, with errors that name the field. Knows no field itself.
+
+Read next: ``sampling.py`` and ``request.py``, which check themselves with these.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from troth.errors import RequestError
+
+INT64: Final = 2**63 - 1
+_SHOWN: Final = 80
+
+
+def require_number(name: str, value: object, low: float, high: float) -> None:
+    """Raise RequestError unless ``value`` is an int or float and low <= value <= high; NaN is neither."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise mistyped(name, "a number", value)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low:g} and {high:g}, not {shown(value)}", param=name)
+
+
+def require_integer(name: str, value: object, low: int, high: int) -> None:
+    """Raise RequestError unless ``value`` is an int and low <= value <= high."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise mistyped(name, "an integer", value)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low} and {high}, not {shown(value)}", param=name)
+
+
+def require_flag(name: str, value: object) -> None:
+    """Raise RequestError unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise mistyped(name, "True or False", value)
+
+
+def mistyped(name: str, wanted: str, value: object) -> RequestError:
+    """The error of a value of the wrong type."""
+    return RequestError(f"{name} must be {wanted}, not {shown(value)}", param=name, code="invalid_type")
+
+
+def shown(value: object) -> str:
+    """A value for an error message, cut short."""
+    if isinstance(value, int) and abs(value) > 2**64:
+        return f"a number of {value.bit_length()} bits"  # the digits of a huge one take long, and Python refuses
+    text = repr(value[:_SHOWN] if isinstance(value, (str, bytes, list, tuple)) else value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
