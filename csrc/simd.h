@@ -37,6 +37,7 @@ inline V load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, V v) { _mm512_storeu_ps(p, v); }
 inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 inline V max(V a, V b) { return _mm512_max_ps(a, b); }
+inline V min(V a, V b) { return _mm512_min_ps(a, b); }
 inline float sum(V v) { return _mm512_reduce_add_ps(v); }
 inline float largest(V v) { return _mm512_reduce_max_ps(v); }
 inline void widen(bytes16 b, V* out) { out[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)b)); }
@@ -58,6 +59,7 @@ inline V load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, V v) { _mm256_storeu_ps(p, v); }
 inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
 inline V max(V a, V b) { return _mm256_max_ps(a, b); }
+inline V min(V a, V b) { return _mm256_min_ps(a, b); }
 inline float sum(V v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -99,6 +101,7 @@ inline V load(const float* p) {
 inline void store(float* p, V v) { memcpy(p, &v, sizeof v); }
 inline V fma(V a, V b, V c) { return a * b + c; }
 inline V max(V a, V b) { return a > b ? a : b; }
+inline V min(V a, V b) { return a < b ? a : b; }
 inline float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 inline float largest(V v) {
     float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
@@ -206,10 +209,10 @@ inline V nearest(V v) { return (v + 12582912.0f) - 12582912.0f; }  // 1.5 * 2^23
 inline V zero_below(V x, V limit, V v) { return x >= limit ? v : V{}; }
 #endif
 
-// e^x within 2 units in the last place for -87 <= x <= 88, and 0 below -87 (what is smaller is no normal float32).
+// e^x within 2 units in the last place for -87 <= x <= 88; 0 below (no normal float32 is smaller), e^88 above.
 // Cody and Waite reduction x = k ln 2 + r, then a polynomial of degree 6 in r.
 inline V exp(V given) {
-    V x = max(given, all(-87.0f));
+    V x = min(max(given, all(-87.0f)), all(88.0f));
     V k = nearest(x * all(1.44269504088896341f));
     V r = fma(k, all(-0.693359375f), x);
     r = fma(k, all(2.12194440e-4f), r);

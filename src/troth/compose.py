@@ -64,7 +64,9 @@ class Planned:
 
 def find(options: ModelOptions) -> Artifact:
     """The artifact an option names; the demo model when it names none. Raises ModelLoadError."""
-    return resolve_artifact(Path(options.model) if options.model else None)
+    if options.model == "":
+        raise ModelLoadError("the path is empty; leave the model out for the demo model", field="model")
+    return resolve_artifact(Path(options.model) if options.model is not None else None)
 
 
 def load_text(artifact: Artifact, options: ModelOptions) -> TextSide:
@@ -155,8 +157,10 @@ def start_engine(
     from troth.contracts.ports import EngineInfo
     from troth.models.family import Placement
     from troth.ops import registry
+    from troth.ops.impl import cpu
     from troth.run.batch import BatchBuilder
     from troth.run.engine import EngineLoop
+    from troth.run.recorded import RecordedDecode
     from troth.run.runner import ModelRunner
     from troth.run.worker import EngineThread
     from troth.schedule.admission import SchedulerLimits
@@ -167,7 +171,7 @@ def start_engine(
     started = time.monotonic()
     if resolved.is_cpu:
         torch.set_num_threads(resolved.num_threads)
-    registry.activate(options.providers)
+    providers = registry.activate(options.providers)
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
     place = Placement(device=device, dtype=dtype, context_tokens=memory.context_tokens)
     model = planned.recognised.load(place, lambda done, total: progress("reading weights", done, total))
@@ -176,7 +180,11 @@ def start_engine(
     groups = attention_groups(specs)
     num_blocks = tuple(group.num_blocks for group in memory.groups)
     cache = CacheStorage(specs, num_blocks, memory.max_rows, dtype=kv_dtype, device=device)
-    runner = ModelRunner(model, cache, BatchBuilder(groups, memory.max_rows, memory.context_tokens, device))
+    batches = BatchBuilder(groups, memory.max_rows, memory.context_tokens, device)
+    recorded = None
+    if device.type == "cpu" and any(status.name == "cpu" and status.active for status in providers):
+        recorded = RecordedDecode(model, cache, batches, cpu.recording)
+    runner = ModelRunner(model, cache, batches, recorded)
     limits = SchedulerLimits(
         groups=groups,
         num_blocks=num_blocks,
@@ -207,7 +215,7 @@ def start_engine(
         plan=memory,
         load_s=time.monotonic() - started,
     )
-    return EngineThread(loop, info, clock=time.monotonic, downgrades=registry.fallbacks)
+    return EngineThread(loop, info, clock=time.monotonic, downgrades=lambda: registry.fallbacks() + runner.downgrades)
 
 
 def build_engine(options: dict[str, Any], progress: LoadProgress = no_progress) -> EngineThread:

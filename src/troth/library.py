@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import secrets
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from troth import compose
 from troth.config.options import EngineOptions, ModelOptions
+from troth.contracts.bounds import mistyped, require_flag
 from troth.contracts.events import Completed, Event, Failed, FinishReason, Segment, Timings, TokenText, Usage
 from troth.contracts.failures import error_from_event
 from troth.contracts.memory_plan import MemoryPlan
@@ -55,8 +57,10 @@ class AnswerStream:
     Leaving it (``with``, ``async with``, or dropping it) cancels what is left.
     """
 
-    def __init__(self, stream: RequestStream) -> None:
+    def __init__(self, stream: RequestStream, engine: Engine) -> None:
         self._stream = stream
+        self._engine = engine
+        """Held, because an engine that nobody holds is closed."""
         self._segments: list[Segment] = []
         self._reply: Reply | None = None
 
@@ -121,10 +125,16 @@ class AnswerStream:
 
 
 class Engine:
-    """One loaded model. Thread-safe: any number of threads and tasks may ask at once, and share its batch."""
+    """One loaded model. Thread-safe: any number of threads and tasks may ask at once, and share its batch.
+
+    It is closed by ``close``, by leaving its ``with``, when nobody holds it or a stream of it any more, or when the
+    program ends.
+    """
 
     def __init__(self, thread: EngineThread, text: compose.TextSide) -> None:
         self._thread = thread
+        # A thread that is still computing while the interpreter goes away under it would abort the program.
+        weakref.finalize(self, thread.close)
         self._text = text
         self._prompts = text.prompts(thread.info.context_tokens)
 
@@ -200,14 +210,16 @@ class Engine:
         Args:
             messages: [{"role": ..., "content": ...}], or one user message as a string.
             template_variables: handed to the chat template (``enable_thinking`` and the like).
-            options: ``max_tokens``, ``stop`` (string or list), ``ignore_eos``, ``priority``, ``prompt_cache``, and the fields of
-                ``contracts.sampling.SamplingParams``.
+            options: ``max_tokens``, ``stop`` (string or list), ``ignore_eos``, ``priority``, ``prompt_cache``, and the
+                fields of ``contracts.sampling.SamplingParams``.
 
         Raises:
             RequestError: a message or option is wrong; refusals by the engine come from the stream.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        if template_variables is not None:
+            _require_names(template_variables)
         return self._submit(self._prompts.chat(messages, variables=template_variables), options)
 
     def stream_completion(self, prompt: str | Sequence[int], **options: Any) -> AnswerStream:
@@ -236,21 +248,31 @@ class Engine:
         await self.close_async()
 
     def _submit(self, prompt: Prompt, options: Mapping[str, Any]) -> AnswerStream:
-        sampling = dict(options)
-        stop = sampling.pop("stop", ())
-        request = Request(
+        return AnswerStream(self._thread.submit(self._request(prompt, options)), self)
+
+    def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
+        """Prompt and options as the engine takes them. ``Request`` and ``SamplingParams`` check the values."""
+        given = {name: value for name, value in options.items() if value is not None}
+        stop, ignore_eos = given.pop("stop", ()), given.pop("ignore_eos", False)
+        require_flag("ignore_eos", ignore_eos)
+        if isinstance(given.get("logit_bias"), Mapping):
+            given["logit_bias"] = tuple(given["logit_bias"].items())
+        limits = {name: given.pop(name) for name in ("max_tokens", "prompt_cache", "priority") if name in given}
+        return Request(
             request_id=RequestId(uuid.uuid4().hex),
             prompt_ids=prompt.ids,
-            max_tokens=sampling.pop("max_tokens", None),
-            eos_ids=frozenset() if sampling.pop("ignore_eos", False) else self._text.tokenizer.eos_ids,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            eos_ids=frozenset() if ignore_eos else self._text.tokenizer.eos_ids,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop,
             boundary=prompt.boundary,
             continues_text=prompt.continues_text,
-            prompt_cache=sampling.pop("prompt_cache", True),
-            priority=sampling.pop("priority", 0),
-            sampling=self._text.defaults.sampling(**{"seed": secrets.randbits(64)} | sampling),
+            sampling=self._text.defaults.sampling(**{"seed": secrets.randbits(64)} | given),
+            **limits,
         )
-        return AnswerStream(self._thread.submit(request))
+
+
+def _require_names(variables: object) -> None:
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise mistyped("template_variables", "a mapping of names to values", variables)
 
 
 def _drain(stream: AnswerStream) -> Reply:

@@ -56,6 +56,7 @@ def step(specs: Sequence[RowSpec]) -> Rows:
         row_R=torch.tensor(row),
         max_new=max(num_new),
         num_single=num_new.count(1),
+        num_exact=sum(1 for start, n in zip(starts, num_new, strict=True) if n == 1 and start),
     )
 
 

@@ -17,8 +17,11 @@ from troth.contracts.cache_spec import attention_groups
 from troth.contracts.names import RequestId
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
+from troth.ops.impl import cpu
+from troth.ops.linear import linear
 from troth.run.batch import BatchBuilder
 from troth.run.engine import EngineLoop
+from troth.run.recorded import RecordedDecode
 from troth.run.runner import ModelRunner
 from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
@@ -66,7 +69,9 @@ def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             )
         )
         ticks = count()
-        runner = ModelRunner(model, cache, BatchBuilder(groups, serving.max_rows, CONTEXT, CPU))
+        batches = BatchBuilder(groups, serving.max_rows, CONTEXT, CPU)
+        recorded = RecordedDecode(model, cache, batches, cpu.recording) if "cpu" in linear.active else None
+        runner = ModelRunner(model, cache, batches, recorded)
         return EngineLoop(scheduler, runner, ByteTokenizer(), clock=lambda: float(next(ticks))), scheduler
 
     return build

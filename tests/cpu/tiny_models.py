@@ -125,6 +125,8 @@ class Session:
                 for group in range(len(self.groups))
                 for first in [plan.starts[-1] // BLOCK_TOKENS]
             ]
+        plan.num_decodes = sum(1 for n in plan.num_new if n == 1)
+        self._batches.follow(plan)
         with torch.inference_mode():
             hidden_TD = self.model.forward(self._batches.build(plan), self.cache)
             logits = self.model.logits(hidden_TD).split(plan.num_new)

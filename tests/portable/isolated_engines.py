@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from troth.contracts.request import Request
-from troth.errors import ModelLoadError
+from troth.errors import DeviceError, ModelLoadError
 from troth.testing.fake_engine import FakeEngine
 
 
@@ -42,3 +42,16 @@ def build_blind(options: dict[str, Any], report: Callable[[str, int, int], None]
             raise ZeroDivisionError("a bug in an engine")
 
     return Blind()
+
+
+def build_mortal(options: dict[str, Any], report: Callable[[str, int, int], None]) -> FakeEngine:
+    """A factory whose engine fails for good at a request called fatal."""
+
+    class Mortal(FakeEngine):
+        def submit(self, request: Request) -> Any:
+            stream = super().submit(request)
+            if request.request_id == "fatal":
+                self.fail(DeviceError("the engine is broken"))
+            return stream
+
+    return Mortal(step_s=0.002)

@@ -11,9 +11,9 @@ import pytest
 
 from troth import compose
 from troth.cli.main import main
-from troth.config.nearest_plan import nearest_plan
 from troth.cli.quantity import bytes_text, count_text, rate_text
 from troth.cli.table import table
+from troth.config.nearest_plan import nearest_plan
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.cache_spec import AttentionSpec, RecurrentSpec, StateTensor
 from troth.contracts.memory_plan import MemoryPlan

@@ -329,6 +329,49 @@ def test_idle_consumer_is_cancelled_by_the_engine_behind_the_window() -> None:
     run(scenario, options={"consumer_idle_s": 0.05})
 
 
+def test_engine_that_failed_for_good_ends_its_process_and_another_starts() -> None:
+    """The process lived on, ready by its looks, and refused every request for ever."""
+
+    async def scenario(client: ProcessEngineClient) -> None:
+        await client.ready()
+        pid = client.process_id
+        running = asyncio.create_task(collect(client, request("running", max_tokens=4000, eos_ids=frozenset())))
+        await asyncio.sleep(0.05)
+        for events in await asyncio.gather(collect(client, request("fatal")), running):
+            assert isinstance(events[-1], Failed)
+            assert (events[-1].kind, events[-1].message) == ("DeviceError", "the engine is broken")
+        while client.state == "ready":
+            await asyncio.sleep(0.005)
+        assert isinstance((await collect(client, request()))[-1], Failed)
+        await client.ready()
+        assert client.process_id not in (None, pid)
+        assert isinstance((await collect(client, request("healthy")))[-1], Completed)
+
+    run(scenario, BUILT_BY + "build_mortal", restart=RestartPolicy(early_delay_s=0.05))
+
+
+def test_refusal_keeps_its_fields_on_the_way() -> None:
+    """Failures made on either side lost what they were about."""
+
+    async def scenario(client: ProcessEngineClient) -> None:
+        (loading,) = await collect(client, request())
+        assert isinstance(loading, Failed)
+        assert loading.retry_after_s
+        await client.ready()
+        *_, refused = await collect(client, request(prompt_ids=()))
+        assert isinstance(refused, Failed)
+        assert (refused.kind, refused.param, refused.code) == ("RequestError", "prompt", "invalid_value")
+        stream = client.submit(request(max_tokens=4000, eos_ids=frozenset()))
+        reading = asyncio.create_task(_last(stream))
+        await asyncio.sleep(0.05)
+        await client.aclose()
+        last = await reading
+        assert isinstance(last, Failed)
+        assert "engine_closed" in last.message
+
+    run(scenario, options={"step_s": 0.002})
+
+
 def test_aclose_ends_running_streams_with_cancelled() -> None:
     async def scenario(client: ProcessEngineClient) -> None:
         await client.ready()

@@ -225,6 +225,29 @@ def test_prompt_huge_render_is_refused_before_it_is_encoded() -> None:
     _refuses(build, "chat", HELLO, 1000)
 
 
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_prompt_of_very_many_messages_is_refused_before_it_is_rendered(role: str) -> None:
+    """Rendering 200,000 of them took ten seconds, to be refused then."""
+    build = builder("{{ raise_exception('rendered though it cannot fit') }}", untouched(), context_tokens=1000)
+    _refuses(build, "chat", [{"role": role, "content": "h"}] * 1000, 1000)
+    with pytest.raises(RequestError, match="rendered though"):
+        build.chat([{"role": role, "content": "h"}] * 999)
+
+
+def test_prompt_of_too_many_ids_is_refused_before_they_are_read() -> None:
+    with pytest.raises(ContextExceeded) as caught:
+        builder(context_tokens=1000).token_ids([-1] * 1000)
+    assert (caught.value.param, caught.value.num_prompt_tokens, caught.value.limit) == ("prompt", 1000, 1000)
+
+
+@pytest.mark.parametrize("ids", [None, 5, b"hi", bytearray(b"hi"), {1: 2}, {1, 2}, iter([1])])
+def test_prompt_refuses_what_is_no_list_of_ids(ids: Any) -> None:
+    """Bytes were read as ids, and what has no length as nothing."""
+    with pytest.raises(RequestError) as caught:
+        builder().token_ids(ids)
+    assert (caught.value.param, caught.value.code) == ("prompt", "invalid_type")
+
+
 def test_prompt_long_reasoning_that_the_template_drops_is_not_counted() -> None:
     source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
     talk = [*HELLO, {"role": "assistant", "content": HUGE + "</think>hello"}, *HELLO]

@@ -218,10 +218,18 @@ def test_scheduler_limit_follows_a_pool_smaller_than_the_context() -> None:
         scheduler.add(request("b", 60, 5))
 
 
-@pytest.mark.parametrize("bad", [request("a", 0), request("a", 3, 0)])
-def test_scheduler_refuses_requests_without_tokens(bad: Request) -> None:
+def test_scheduler_refuses_a_request_without_tokens() -> None:
     with pytest.raises(RequestError):
-        Scheduler(limits()).add(bad)
+        Scheduler(limits()).add(request("a", 0))
+
+
+@pytest.mark.parametrize(("num_prompt", "max_tokens", "param"), [(500, 13, "max_tokens"), (512, None, "prompt")])
+def test_scheduler_names_the_field_that_makes_a_request_too_long(
+    num_prompt: int, max_tokens: int | None, param: str
+) -> None:
+    with pytest.raises(ContextExceeded) as caught:
+        Scheduler(limits()).add(request("a", num_prompt, max_tokens))
+    assert caught.value.param == param
 
 
 def test_scheduler_refuses_a_second_request_with_the_same_id() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import takewhile
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,8 +96,8 @@ class Traffic:
             invariants.check(self.scheduler)
 
     def check_budget(self, plan: StepPlan) -> None:
-        chunks = zip(plan.num_new, plan.starts, strict=True)
-        decodes = sum(1 for _ in takewhile(lambda chunk: chunk[0] == 1 and chunk[1] > 0, chunks))
+        decodes = plan.num_decodes
+        assert plan.num_new[:decodes] == [1] * decodes
         limit = self.limits.chunk_tokens + decodes if decodes else self.limits.step_tokens
         assert plan.num_tokens <= limit, f"{plan.num_tokens} tokens, {decodes} decodes"
         assert len(plan.rows) == len(set(plan.rows)) <= self.limits.max_rows

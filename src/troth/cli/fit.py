@@ -10,10 +10,10 @@ from typing import Any, Final
 from troth import compose
 from troth.cli import flags
 from troth.cli.exit_code import DONE, FAILED
-from troth.config.nearest_plan import Change, nearest_plan
 from troth.cli.quantity import bytes_text
 from troth.cli.table import table
 from troth.cli.terminal import Terminal
+from troth.config.nearest_plan import Change, nearest_plan
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.memory_plan import MemoryPlan
 

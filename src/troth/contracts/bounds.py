@@ -41,8 +41,13 @@ def mistyped(name: str, wanted: str, value: object) -> RequestError:
 
 
 def shown(value: object) -> str:
-    """A value for an error message, cut short."""
+    """A value for an error message, cut short; of one that holds others only its type."""
     if isinstance(value, int) and abs(value) > 2**64:
-        return f"a number of {value.bit_length()} bits"  # the digits of a huge one take long, and Python refuses
-    text = repr(value[:_SHOWN] if isinstance(value, (str, bytes, list, tuple)) else value)
+        return f"a number of {value.bit_length()} bits"  # Python refuses to write the digits of a huge one
+    if isinstance(value, (str, bytes)):
+        text = repr(value[:_SHOWN])
+    elif value is None or isinstance(value, (bool, int, float)):
+        text = repr(value)
+    else:
+        text = f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

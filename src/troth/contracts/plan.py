@@ -46,8 +46,9 @@ class BlockUpdate:
 class StepPlan:
     """One step: which tokens of which rows to feed.
 
-    Rows come in running order: decodes first, then prefill chunks. Row ``i`` feeds ``num_new[i]`` tokens at positions
-    ``starts[i] .. starts[i] + num_new[i] - 1``; they are the next ``num_new[i]`` entries of ``token_ids``.
+    Rows come in running order: ``num_decodes`` rows that feed one output token each, then prompt chunks. Row ``i``
+    feeds ``num_new[i]`` tokens at positions ``starts[i] .. starts[i] + num_new[i] - 1``; they are the next
+    ``num_new[i]`` entries of ``token_ids``.
     """
 
     step_id: int
@@ -60,6 +61,7 @@ class StepPlan:
     sample_steps: list[int] = field(default_factory=list)
     """Index s of the output token sampled after the row's last non-draft token, the key of its noise; or NO_SAMPLE."""
     token_ids: list[int] = field(default_factory=list)
+    num_decodes: int = 0
     admissions: list[Admission] = field(default_factory=list)
     releases: list[Row] = field(default_factory=list)
     """Rows given up before this step (finished, cancelled, preempted); applied before the admissions."""

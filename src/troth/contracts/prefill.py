@@ -39,8 +39,8 @@ def next_prefill_step(
         position: tokens already fed, 0 <= position < length.
         chunk: most tokens per step, at least 1.
         tail_split: feed the last token alone.
-        checkpoint_at: prompt position of a wanted checkpoint, 0 <= checkpoint_at <= length; at or behind ``position``, or
-            at ``length``, it asks for nothing.
+        checkpoint_at: prompt position of a wanted checkpoint, 0 <= checkpoint_at <= length; at or behind
+            ``position``, or at ``length``, it asks for nothing.
 
     Raises:
         ValueError: an argument is not an integer or out of bounds.

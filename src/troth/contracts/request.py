@@ -47,7 +47,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            require_integer("max_tokens", self.max_tokens, -INT64, INT64)
+            require_integer("max_tokens", self.max_tokens, 1, INT64)
         require_integer("priority", self.priority, -INT64, INT64)
         for name in ("continues_text", "echo_special", "prompt_cache"):
             require_flag(name, getattr(self, name))
@@ -56,6 +56,6 @@ class Request:
 
 def _require_stops(stops: object) -> None:
     if not isinstance(stops, tuple) or not all(isinstance(stop, str) for stop in stops):
-        raise mistyped("stop", "a tuple of strings", stops)
+        raise mistyped("stop", "a string or a list of strings", stops)
     if "" in stops:
         raise RequestError("a stop string must not be empty; leave it out instead", param="stop")

@@ -84,7 +84,7 @@ class SamplingParams:
 
 
 def _require_biases(biases: object) -> None:
-    wanted = "a tuple of (token id, bias) pairs"
+    wanted = "pairs of token id and bias"
     if not isinstance(biases, tuple):
         raise mistyped("logit_bias", wanted, biases)
     for pair in biases:

@@ -185,14 +185,14 @@ class Model:
 
     def forward(self, batch: Batch, cache: CacheStorage) -> Tensor:
         """As models.family.Model."""
-        residual_TD = embedding(batch.token_ids_T, self._embedding, self._dtype).mul_(self._embedding_scale)
+        residual_TD = embedding(batch.token_ids_T, self._embedding, self._dtype, self._embedding_scale)
         x_TD = rms_norm(residual_TD, self._blocks[0].input_norm_D, self._eps)
         for i, block in enumerate(self._blocks):
             if i > 0:
                 x_TD, residual_TD = add_rms_norm(x_TD, residual_TD, block.input_norm_D, self._eps)
             x_TD = rms_norm(block.attention(x_TD, batch, cache), block.attention_out_norm_D, self._eps)
             x_TD, residual_TD = add_rms_norm(x_TD, residual_TD, block.mlp_in_norm_D, self._eps)
-            x_TD = rms_norm(block.mlp(x_TD), block.mlp_out_norm_D, self._eps)
+            x_TD = rms_norm(block.mlp(x_TD, batch.rows), block.mlp_out_norm_D, self._eps)
         return add_rms_norm(x_TD, residual_TD, self._norm_D, self._eps)[0]
 
     def logits(self, hidden_SD: Tensor) -> Tensor:

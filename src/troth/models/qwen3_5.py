@@ -175,10 +175,10 @@ class GatedAttention:
         kv = cache.kv[self.layer]
         tables = batch.groups[cache.group_of[self.layer]]
         q_THD = rotary_kv_write(
-            self.qkv(x_TD), self.num_heads, batch.positions_T, self.rotary, self.norms, tables.slots_T, kv
+            self.qkv(x_TD, batch.rows), self.num_heads, batch.positions_T, self.rotary, self.norms, tables.slots_T, kv
         )
         out_THD = attention(q_THD, kv, tables.block_table_RB, batch.rows, self.scale)
-        return self.out(self.gate(x_TD).sigmoid_().mul_(out_THD.flatten(1)))
+        return self.out(self.gate(x_TD, batch.rows).sigmoid_().mul_(out_THD.flatten(1)), batch.rows)
 
 
 @dataclass(slots=True)
@@ -202,13 +202,13 @@ class DeltaNet:
         heads, value_dim = self.config.num_value_heads, self.config.value_dim
         conv_state, delta_state = cache.states[self.layer]
         sizes = [self.config.conv_width, heads * value_dim, heads, heads]
-        qkv_TC, gate_TF, beta_TH, decay_TH = self.projections(x_TD).split(sizes, dim=-1)
+        qkv_TC, gate_TF, beta_TH, decay_TH = self.projections(x_TD, batch.rows).split(sizes, dim=-1)
         qkv_TC = short_conv(qkv_TC, self.conv_KC, conv_state, batch.rows)
         log_decay_TH = F.softplus(decay_TH.float() + self.decay_bias_H).mul_(-self.decay_rate_H)
         beta_TH = beta_TH.float().sigmoid()
         out_THE = gated_delta(qkv_TC, self.config.num_key_heads, log_decay_TH, beta_TH, delta_state, batch.rows)
         out_THE = gated_rms_norm(out_THE, gate_TF.unflatten(-1, (heads, value_dim)), self.norm_E, self.eps)
-        return self.out(out_THE.flatten(1))
+        return self.out(out_THE.flatten(1), batch.rows)
 
 
 class Model(Decoder):

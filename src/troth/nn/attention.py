@@ -36,10 +36,10 @@ class SelfAttention:
         kv = cache.kv[self.layer]
         tables = batch.groups[cache.group_of[self.layer]]
         q_THD = rotary_kv_write(
-            self.qkv(x_TD), self.num_heads, batch.positions_T, self.rotary, self.norms, tables.slots_T, kv
+            self.qkv(x_TD, batch.rows), self.num_heads, batch.positions_T, self.rotary, self.norms, tables.slots_T, kv
         )
         out_THD = attention(q_THD, kv, tables.block_table_RB, batch.rows, self.scale, self.window)
-        return self.out(out_THD.flatten(1))
+        return self.out(out_THD.flatten(1), batch.rows)
 
 
 def attention_specs(

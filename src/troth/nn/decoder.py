@@ -60,7 +60,7 @@ class Decoder:
                 x_TD, residual_TD = add_rms_norm(x_TD, residual_TD, block.attention_norm_D, self.eps)
             x_TD = block.attention(x_TD, batch, cache)
             x_TD, residual_TD = add_rms_norm(x_TD, residual_TD, block.mlp_norm_D, self.eps)
-            x_TD = block.mlp(x_TD)
+            x_TD = block.mlp(x_TD, batch.rows)
         return add_rms_norm(x_TD, residual_TD, self.norm_D, self.eps)[0]
 
     def logits(self, hidden_SD: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from troth.ops.linear import LinearWeight, RawWeight, linear, pack
+from troth.ops.rows import Rows
 
 
 @dataclass(slots=True)
@@ -18,10 +19,9 @@ class Linear:
     weight: LinearWeight
     bias_O: Tensor | None = None
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        """float [T, I] -> float [T, O]."""
-        y_TO = linear(x_TI, self.weight)
-        return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
+    def __call__(self, x_TI: Tensor, rows: Rows) -> Tensor:
+        """float [T, I] -> float [T, O]; ``rows`` tells which tokens continue an answer."""
+        return linear(x_TI, self.weight, self.bias_O, rows.num_exact)
 
 
 def stacked(

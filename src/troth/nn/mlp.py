@@ -8,6 +8,7 @@ from torch import Tensor
 
 from troth.nn.linear import Linear
 from troth.ops.gated_activation import Activation, gated_activation
+from troth.ops.rows import Rows
 
 
 @dataclass(slots=True)
@@ -18,6 +19,6 @@ class GatedMLP:
     down: Linear
     activation: Activation = "silu"
 
-    def __call__(self, x_TD: Tensor) -> Tensor:
+    def __call__(self, x_TD: Tensor, rows: Rows) -> Tensor:
         """float [T, D] -> float [T, D]."""
-        return self.down(gated_activation(self.gate_up(x_TD), self.activation))
+        return self.down(gated_activation(self.gate_up(x_TD, rows), self.activation), rows)

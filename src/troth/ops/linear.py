@@ -63,18 +63,22 @@ PACKERS: Final[dict[str, Packer]] = {}
         torch.float16: Tolerance(4e-3, 4e-3, "weights and output rounded to 11 bits of mantissa"),
     }
 )
-def linear(x_TI: Tensor, weight: Any) -> Tensor:
-    """x @ weight^T.
+def linear(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: int | None = None) -> Tensor:
+    """x @ weight^T + bias.
 
     Args:
         x_TI: float [T, I].
         weight: a LinearWeight of shape (O, I). The reference knows RawLinearWeight.
+        bias_O: float [O] of the dtype of x, or None.
+        num_exact: tokens at the head that must be exact in float32 where a provider has a faster way for the rest
+            (``Rows.num_exact``); None: all of them.
 
     Returns:
         float [T, O], dtype of x; accumulated in float32, rounded once.
     """
     products = [x_TI.float() @ dense(part, torch.float32, x_TI.device).T for part in weight.parts]
-    return torch.cat(products, dim=-1).to(x_TI.dtype)
+    y_TO = torch.cat(products, dim=-1)
+    return (y_TO if bias_O is None else y_TO + bias_O.float()).to(x_TI.dtype)
 
 
 def pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> LinearWeight:

@@ -128,7 +128,14 @@ def _torch_unavailable() -> str | None:
     return None
 
 
+def _cpu_unavailable() -> str | None:
+    from troth.ops.impl import cpu
+
+    return cpu.unavailable()
+
+
 PROVIDERS: Final[tuple[Provider, ...]] = (
+    Provider("cpu", ("cpu_attention", "cpu_linear", "cpu_norm"), _cpu_unavailable),
     Provider(
         "torch",
         ("torch_attention", "torch_gated_delta", "torch_linear", "torch_norm", "torch_rotary", "torch_short_conv"),

@@ -30,6 +30,10 @@ class Rows:
     """Most tokens fed by one row."""
     num_single: int
     """Rows at the head of the batch that feed exactly one token."""
+    num_exact: int
+    """Tokens at the head of the batch that continue an answer; prompt tokens follow. Where a provider has a fast way
+    and an exact one, these take the exact one, whatever their company: an answer must not depend on it.
+    """
 
     @property
     def num_rows(self) -> int:

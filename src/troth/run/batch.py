@@ -5,9 +5,12 @@ Legend: R rows of the step, T tokens, B blocks per table.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from troth.contracts.cache_spec import AttentionSpec
 from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK
@@ -29,52 +32,14 @@ class BatchBuilder:
     def __init__(
         self, groups: tuple[AttentionSpec, ...], max_rows: int, context_tokens: int, device: torch.device
     ) -> None:
-        width = -(-context_tokens // BLOCK_TOKENS)
-        self._tables = [np.full((max_rows, width), NO_BLOCK, dtype=np.int32) for _ in groups]
+        self._width = -(-context_tokens // BLOCK_TOKENS)
+        self._tables = [np.full((max_rows, self._width), NO_BLOCK, dtype=np.int32) for _ in groups]
         self._device = device
         self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
         """int64 [max_rows] on the device: what ON_DEVICE entries of a plan stand for."""
 
-    def build(self, plan: StepPlan) -> Batch:
-        """Apply the plan's table changes and lay out its tokens."""
-        self._apply(plan)
-        starts, num_new = np.asarray(plan.starts), np.asarray(plan.num_new)
-        row_R = np.asarray(plan.rows, dtype=np.int64)
-        query_start = np.zeros(len(row_R) + 1, dtype=np.int32)
-        np.cumsum(num_new, out=query_start[1:])
-        context_len = (starts + num_new).astype(np.int32)
-        row_T = np.repeat(row_R, num_new)
-        position_T = np.arange(plan.num_tokens) - np.repeat(query_start[:-1], num_new) + np.repeat(starts, num_new)
-        blocks = -(-int(context_len.max()) // BLOCK_TOKENS)
-        groups = tuple(
-            GroupTables(
-                block_table_RB=self._put(table[row_R, :blocks]),
-                slots_T=self._put(
-                    table[row_T, position_T // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + position_T % BLOCK_TOKENS
-                ),
-            )
-            for table in self._tables
-        )
-        sampled = [i for i, step in enumerate(plan.sample_steps) if step != NO_SAMPLE]
-        rows = Rows(
-            num_new=plan.num_new,
-            starts=plan.starts,
-            rows=[int(row) for row in plan.rows],
-            query_start_R1=self._put(query_start),
-            context_len_R=self._put(context_len),
-            row_R=self._put(row_R),
-            max_new=int(num_new.max()),
-            num_single=_leading_ones(plan.num_new),
-        )
-        return Batch(
-            token_ids_T=self._token_ids(plan, row_T),
-            positions_T=self._put(position_T),
-            rows=rows,
-            groups=groups,
-            sample_S=self._put(query_start[1:][sampled].astype(np.int64) - 1),
-        )
-
-    def _apply(self, plan: StepPlan) -> None:
+    def follow(self, plan: StepPlan) -> None:
+        """Apply the plan's table changes; once per plan, before its batch is built."""
         for row in plan.releases:
             for table in self._tables:
                 table[row] = NO_BLOCK
@@ -82,7 +47,75 @@ class BatchBuilder:
             end = update.first_index + len(update.block_ids)
             self._tables[update.group][update.row, update.first_index : end] = update.block_ids
 
-    def _token_ids(self, plan: StepPlan, row_T: NDArray[np.int64]) -> torch.Tensor:
+    def build(self, plan: StepPlan) -> Batch:
+        """Lay out a followed plan in fresh tensors."""
+        numbers = self._numbers(plan)
+        blocks = -(-int(numbers.context_len_R.max()) // BLOCK_TOKENS)
+        groups = tuple(
+            GroupTables(block_table_RB=self._put(table[numbers.row_R, :blocks]), slots_T=self._put(slots_T))
+            for table, slots_T in zip(self._tables, numbers.slots, strict=True)
+        )
+        rows = Rows(
+            num_new=plan.num_new,
+            starts=plan.starts,
+            rows=[int(row) for row in plan.rows],
+            query_start_R1=self._put(numbers.query_start_R1),
+            context_len_R=self._put(numbers.context_len_R),
+            row_R=self._put(numbers.row_R),
+            max_new=max(plan.num_new),
+            num_single=_leading_ones(plan.num_new),
+            num_exact=plan.num_decodes,
+        )
+        sampled = [i for i, step in enumerate(plan.sample_steps) if step != NO_SAMPLE]
+        return Batch(
+            token_ids_T=self._token_ids(plan, numbers.row_T),
+            positions_T=self._put(numbers.position_T),
+            rows=rows,
+            groups=groups,
+            sample_S=self._put(numbers.query_start_R1[1:][sampled].astype(np.int64) - 1),
+        )
+
+    def build_whole(self, plan: StepPlan) -> Batch:
+        """As ``build``, with tables of full width: a batch whose tensors can be refilled for any later context."""
+        batch = self.build(plan)
+        row_R = self._numbers(plan).row_R
+        for group, table in zip(batch.groups, self._tables, strict=True):
+            group.block_table_RB = self._put(table[row_R])
+        return batch
+
+    def refill(self, batch: Batch, plan: StepPlan) -> None:
+        """Write a followed plan into the tensors of a batch that ``build_whole`` made for as many single tokens."""
+        numbers = self._numbers(plan)
+        batch.token_ids_T.copy_(self._token_ids(plan, numbers.row_T))
+        batch.positions_T.copy_(torch.from_numpy(numbers.position_T))
+        batch.rows.starts, batch.rows.rows = plan.starts, [int(row) for row in plan.rows]
+        batch.rows.context_len_R.copy_(torch.from_numpy(numbers.context_len_R))
+        batch.rows.row_R.copy_(torch.from_numpy(numbers.row_R))
+        for group, table, slots_T in zip(batch.groups, self._tables, numbers.slots, strict=True):
+            group.block_table_RB.copy_(torch.from_numpy(table[numbers.row_R]))
+            group.slots_T.copy_(torch.from_numpy(slots_T))
+
+    def _numbers(self, plan: StepPlan) -> _Numbers:
+        starts, num_new = np.asarray(plan.starts), np.asarray(plan.num_new)
+        row_R = np.asarray(plan.rows, dtype=np.int64)
+        query_start_R1 = np.zeros(len(row_R) + 1, dtype=np.int32)
+        np.cumsum(num_new, out=query_start_R1[1:])
+        row_T = np.repeat(row_R, num_new)
+        first_T = np.repeat(starts - query_start_R1[:-1], num_new)
+        position_T = np.arange(plan.num_tokens) + first_T
+        return _Numbers(
+            row_R=row_R,
+            row_T=row_T,
+            query_start_R1=query_start_R1,
+            context_len_R=(starts + num_new).astype(np.int32),
+            position_T=position_T,
+            slots=tuple(
+                table[row_T, position_T // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + position_T % BLOCK_TOKENS
+                for table in self._tables
+            ),
+        )
+
+    def _token_ids(self, plan: StepPlan, row_T: NDArray[np.int64]) -> Tensor:
         ids = np.asarray(plan.token_ids, dtype=np.int64)
         token_ids_T = self._put(ids)
         unknown = ids == ON_DEVICE
@@ -91,8 +124,21 @@ class BatchBuilder:
             token_ids_T = torch.where(self._put(unknown), known_by_row, token_ids_T)
         return token_ids_T
 
-    def _put(self, values: NDArray[np.generic]) -> torch.Tensor:
+    def _put(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """A plan as arrays on the host."""
+
+    row_R: NDArray[np.int64]
+    row_T: NDArray[np.int64]
+    query_start_R1: NDArray[np.int32]
+    context_len_R: NDArray[np.int32]
+    position_T: NDArray[np.int64]
+    slots: tuple[NDArray[np.int64], ...]
+    """By group, [T]."""
 
 
 def _leading_ones(num_new: list[int]) -> int:

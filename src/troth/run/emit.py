@@ -32,7 +32,9 @@ class Emitter:
     def __init__(self, request: Request, tokenizer: TokenBytes) -> None:
         self._eos_ids = request.eos_ids
         self._wants_logprobs = request.sampling.logprobs is not None
-        self._detokenizer = Detokenizer(tokenizer, skip_special=not request.echo_special, at_start=not request.continues_text)
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special=not request.echo_special, at_start=not request.continues_text
+        )
         self._stops = StopMatcher(request.stop) if request.stop else None
         self._num_prompt = len(request.prompt_ids)
         self._pending: list[TokenText] = []
@@ -63,8 +65,7 @@ class Emitter:
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], finish: FinishReason | None
     ) -> Emission:
-        """Take in newly emitted tokens; ``finish`` is how the scheduler ended the request, if it did.
-        """
+        """Take in newly emitted tokens; ``finish`` is how the scheduler ended the request, if it did."""
         pieces: list[str] = []
         stopped = False
         for i, token_id in enumerate(token_ids):

@@ -100,6 +100,7 @@ class EngineLoop:
     def add(self, request: Request, sink: Sink) -> None:
         """Take a request in. A refusal is its only event: Failed."""
         try:
+            emitter = Emitter(request, self._tokenizer)
             self._scheduler.add(request)
         except (RequestError, Busy) as error:
             self._ends[type(error).__name__] += 1
@@ -107,7 +108,7 @@ class EngineLoop:
             sink.offer(Prefill(num_done=0, num_cached=0, num_total=len(request.prompt_ids)))
             sink.offer(failure_event(error))
             return
-        live = _Live(request, Emitter(request, self._tokenizer), sink, added_at=self._clock())
+        live = _Live(request, emitter, sink, added_at=self._clock())
         self._live[request.request_id] = live
         position = self._scheduler.num_waiting - 1 - self._scheduler.num_free_rows
         if position >= 0:
@@ -135,6 +136,7 @@ class EngineLoop:
     def close(self, failure: TrothError | None = None) -> None:
         """End everything, with ``failure`` if there was one, and give the device memory back."""
         for live in list(self._live.values()):
+            self._scheduler.finish(live.request.request_id, num_emitted=live.emitter.num_emitted)
             self._fail(live, failure or Cancelled("engine_closed"))
         self._in_flight.clear()
         self._runner.close()

@@ -6,6 +6,7 @@ draws. Legend: T tokens, S sampled positions, D model width, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -18,8 +19,10 @@ from troth.contracts.plan import NO_SAMPLE, StepPlan, StepResult, TokenLogprobs
 from troth.errors import DeviceError, OutOfMemory
 from troth.models.family import Model
 from troth.run.batch import BatchBuilder
+from troth.run.recorded import RecordedDecode
 from troth.run.sampler import Sampled, Sampler, token_logprobs
 
+_log = logging.getLogger(__name__)
 PROMPT_LOGITS_ROWS: Final = 64
 """Positions whose logits are held at once for prompt log-probabilities: 64 x 150k float32 are 38 MB."""
 
@@ -47,13 +50,28 @@ class _LaunchedStep:
 
 
 class ModelRunner:
-    """A StepRunner over a model and its caches. One thread uses it."""
+    """A StepRunner over a model and its caches. One thread uses it.
 
-    def __init__(self, model: Model, cache: CacheStorage, batches: BatchBuilder) -> None:
+    Args:
+        model: computes.
+        cache: its caches.
+        batches: turns plans into tensors.
+        recorded: runs decode steps from recordings; None: every step is computed call by call.
+    """
+
+    def __init__(
+        self, model: Model, cache: CacheStorage, batches: BatchBuilder, recorded: RecordedDecode | None = None
+    ) -> None:
         self._model = model
         self._cache = cache
         self._batches = batches
-        self._sampler = Sampler(model.config.vocab_size)
+        self._recorded = recorded
+        self._sampler = Sampler()
+
+    @property
+    def downgrades(self) -> tuple[str, ...]:
+        """What this runner could not do the fast way, in words."""
+        return (self._recorded.refusal,) if self._recorded is not None and self._recorded.refusal else ()
 
     def launch(self, plan: StepPlan) -> _LaunchedStep:
         """As contracts.ports.StepRunner."""
@@ -61,20 +79,25 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> _LaunchedStep:
-        batch = self._batches.build(plan)
+        self._batches.follow(plan)
         self._sampler.follow(plan)
-        hidden_TD = self._model.forward(batch, self._cache)
-        prompt_logprobs = self._prompt_logprobs(plan, hidden_TD)
-        if not batch.sample_S.numel():
-            return _LaunchedStep(plan, None, prompt_logprobs)
-        sampled = self._sampler.draw(self._model.logits(hidden_TD[batch.sample_S]), plan)
-        rows = batch.rows.row_R[[i for i, step in enumerate(plan.sample_steps) if step != NO_SAMPLE]]
+        logits_SV = self._recorded.logits(plan) if self._recorded is not None else None
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        if logits_SV is None:
+            batch = self._batches.build(plan)
+            hidden_TD = self._model.forward(batch, self._cache)
+            prompt_logprobs = self._prompt_logprobs(plan, hidden_TD)
+            if not batch.sample_S.numel():
+                return _LaunchedStep(plan, None, prompt_logprobs)
+            logits_SV = self._model.logits(hidden_TD[batch.sample_S])
+        sampled = self._sampler.draw(logits_SV, plan)
+        rows = [row for row, step in zip(plan.rows, plan.sample_steps, strict=True) if step != NO_SAMPLE]
         self._batches.last_token[rows] = sampled.token_S
         return _LaunchedStep(plan, sampled, prompt_logprobs)
 
     def close(self) -> None:
         """Drop the weights and caches."""
-        del self._model, self._cache, self._batches
+        del self._model, self._cache, self._batches, self._recorded
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TD: Tensor) -> dict[int, list[TokenLogprobs]]:
         """Log-probabilities of the prompt tokens that follow the chunk's positions, for rows that asked."""
@@ -110,4 +133,5 @@ def _device_errors(run: Callable[[], _LaunchedStep]) -> _LaunchedStep:
         raise OutOfMemory("a step did not fit into main memory", wanted_bytes=0, free_bytes=0) from error
     # The edge of a step: whatever fails in it, a bug of ours included, ends the rows that took part and no others.
     except Exception as error:
+        _log.exception("a step failed")
         raise DeviceError(f"a step failed: {type(error).__name__}: {error}") from error

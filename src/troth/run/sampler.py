@@ -47,8 +47,7 @@ class Sampled:
 class Sampler:
     """Owns parameters and token counts of the rows in the batch."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self) -> None:
         self._rows: dict[Row, _RowSampling] = {}
 
     def follow(self, plan: StepPlan) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from troth.contracts.events import Completed, Event, Failed, Segment
 from troth.contracts.names import RequestId
 from troth.contracts.ports import Clock
+from troth.errors import StreamProtocol
 
 MAX_EVENTS: Final = 32
 MAX_TOKENS: Final = 256
@@ -50,12 +51,11 @@ class EventChannel:
             self._num_tokens += added
             self.ended = isinstance(event, Completed | Failed)
             self._full = len(self._events) >= MAX_EVENTS or self._num_tokens >= MAX_TOKENS
-            self._changed.notify()
+            self._changed.notify_all()
             if self._waiter is not None:
                 loop, future = self._waiter
                 self._waiter = None
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(_resolve, future)
+                _wake(loop, future)
             return not self._full
 
     def take(self) -> tuple[Event, bool] | None:
@@ -75,6 +75,8 @@ class EventChannel:
                     return self._pop()
                 if self.ended:
                     return None
+                if self._waiter is not None and not self._waiter[1].done():
+                    raise StreamProtocol("a request's events are read by two consumers at once")
                 future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._waiter = (future.get_loop(), future)
             await future
@@ -151,6 +153,13 @@ class RequestStream:
 
     def __del__(self) -> None:
         self.cancel("disconnected")
+
+
+def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    try:
+        loop.call_soon_threadsafe(_resolve, future)
+    except RuntimeError:
+        pass  # the loop was closed: nobody is left to be woken
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -17,7 +17,7 @@ from troth.contracts.failures import failure_event
 from troth.contracts.names import RequestId
 from troth.contracts.ports import Clock, EngineInfo, EngineStatus
 from troth.contracts.request import Request
-from troth.errors import Cancelled, DeviceError, TrothError
+from troth.errors import Cancelled, DeviceError, RequestError, TrothError
 from troth.run.engine import EngineLoop
 from troth.run.stream import EventChannel, RequestStream
 
@@ -68,7 +68,9 @@ class EngineThread:
     def submit(self, request: Request) -> RequestStream:
         """As contracts.ports.EngineClient; the stream can also be read by blocking."""
         channel = EventChannel(self._clock)
-        if not self._post(lambda: self._loop.add(request, channel)):
+        if refusal := _unknown_token(request, self._info.vocab_size):
+            channel.offer(failure_event(refusal))
+        elif not self._post(lambda: self._add(request, channel)):
             channel.offer(failure_event(self._failure or Cancelled("engine_closed")))
         return RequestStream(request.request_id, channel, on_cancel=self._cancel, on_room=self._has_room)
 
@@ -107,6 +109,14 @@ class EngineThread:
     async def aclose(self) -> None:
         """As contracts.ports.EngineClient."""
         await asyncio.to_thread(self.close)
+
+    def _add(self, request: Request, channel: EventChannel) -> None:
+        try:
+            self._loop.add(request, channel)
+        # The edge of a request: a bug that it hits must not end the others, nor leave its consumer waiting.
+        except Exception as error:
+            _log.exception("taking in request %s failed", request.request_id)
+            channel.offer(failure_event(DeviceError(f"the request could not be taken in: {error!r}")))
 
     def _cancel(self, request_id: RequestId, reason: str) -> None:
         self._post(lambda: self._loop.cancel(request_id, reason))
@@ -148,3 +158,14 @@ class EngineThread:
     def _take_commands(self) -> None:
         while self._commands:
             self._commands.popleft()()
+
+
+def _unknown_token(request: Request, vocab_size: int) -> RequestError | None:
+    """Why a request cannot be computed: its tokens would index past the model's tables, and fail the whole step."""
+    named = {"prompt": request.prompt_ids, "logit_bias": [token_id for token_id, _ in request.sampling.logit_bias]}
+    for field, ids in named.items():
+        for token_id in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token_id < vocab_size:
+                message = f"{field} has token id {token_id}; this model's are 0 to {vocab_size - 1}"
+                return RequestError(message, param=field)
+    return None

@@ -24,9 +24,10 @@ import msgspec
 import zmq
 
 from troth.contracts.events import Completed, Event, Failed
+from troth.contracts.failures import failure_event
 from troth.contracts.ports import EngineClient, EventStream
 from troth.contracts.request import Request
-from troth.errors import OptionError, StreamProtocol, TrothError
+from troth.errors import DeviceError, OptionError, StreamProtocol, TrothError
 from troth.runtime.event_queue import TokenCount
 from troth.runtime.frame_socket import FrameSocket, open_socket
 from troth.runtime.wire import (
@@ -125,11 +126,12 @@ class _Relay:
         self._changed.set()
         self._events.cancel(reason)
 
-    async def run(self) -> None:
+    async def run(self) -> Completed | Failed:
+        """Carry every event; the last one."""
         async for event in self._events:
             if isinstance(event, Completed | Failed):
                 self._send(item(self._stream, event))
-                return
+                return event
             await self._spend(event)
             if not self._discard:
                 self._send(item(self._stream, event))
@@ -152,6 +154,8 @@ class EngineProcess:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
         self._engine: EngineClient | None = None
+        self._engine_failed = False
+        self._asking_state = False
         self._relays: dict[int, _Relay] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._outgoing: list[Item] = []
@@ -160,7 +164,11 @@ class EngineProcess:
         self._socket = FrameSocket(socket, self._receive)
 
     async def serve(self) -> None:
-        """Load, then serve until the server says Close."""
+        """Load, then serve until the server says Close.
+
+        Raises:
+            DeviceError: the engine failed for good. Nobody can be served here any more; a new process may do better.
+        """
         self._send(Hello(WIRE_VERSION, self._spec.token, os.getpid()))
         loading = self._loop.create_task(self._load())
         closing = self._loop.create_task(self._closing.wait())
@@ -172,6 +180,8 @@ class EngineProcess:
                 await self._stop()
         self._send(Closed())
         self._socket.close(linger_s=_FLUSH_S)
+        if self._engine_failed:
+            raise DeviceError("the engine failed, and its process ends with it")
 
     async def _load(self) -> bool:
         try:
@@ -242,21 +252,34 @@ class EngineProcess:
             self._start(self._relay(stream, relay))
 
     async def _relay(self, stream: int, relay: _Relay) -> None:
+        end: Completed | Failed | None = None
         try:
-            await relay.run()
+            end = await relay.run()
         # The edge of a request, as above.
         except Exception as error:
             self._fail(stream, error)
         finally:
             del self._relays[stream]
+        if isinstance(end, Failed) and not self._asking_state:
+            await self._leave_with_engine()
+
+    async def _leave_with_engine(self) -> None:
+        """End the process if the engine has failed for good, not just a request."""
+        assert self._engine is not None, "it answered a request"
+        self._asking_state = True
+        try:
+            status = await self._engine.status()
+        finally:
+            self._asking_state = False
+        if status.state == "failed":
+            self._engine_failed = True
+            self._closing.set()
 
     def _fail(self, stream: int, error: Exception) -> None:
-        if isinstance(error, TrothError):
-            kind, message = type(error).__name__, str(error)
-        else:
-            kind, message = "StreamProtocol", f"the engine raised {type(error).__name__}: {error}"
+        if not isinstance(error, TrothError):
             _log.error("an engine raised instead of ending a stream with Failed", exc_info=error)
-        self._send_item(item(stream, Failed(kind=kind, message=message)))
+            error = StreamProtocol(f"the engine raised {type(error).__name__}: {error}")
+        self._send_item(item(stream, failure_event(error)))
 
     async def _answer(self, ask: int) -> None:
         assert self._engine is not None, "the server asks only after Ready"

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from troth.contracts.events import Event, Failed
+from troth.contracts.events import Event
+from troth.contracts.failures import failure_event
 from troth.contracts.ports import EngineInfo, EngineStatus
 from troth.contracts.request import Request
 from troth.errors import (
@@ -172,7 +173,7 @@ class ProcessEngineClient:
             self._queues[number] = queue
             self._send(Submit(number, request))
         else:
-            queue.put(_failed(self._refusal()))
+            queue.put(failure_event(self._refusal()))
         return queue.stream()
 
     async def status(self) -> EngineStatus:
@@ -289,7 +290,7 @@ class ProcessEngineClient:
     def _end_requests(self, error: TrothError) -> None:
         queues, self._queues = self._queues, {}
         for queue in queues.values():
-            queue.put(_failed(error))
+            queue.put(failure_event(error))
         self._grants.clear()
         for answer in self._asks.values():
             if not answer.done():
@@ -319,10 +320,6 @@ class ProcessEngineClient:
     def _send(self, message: ToEngine) -> None:
         if self._child is not None:
             self._child.send(encode(message))
-
-
-def _failed(error: TrothError) -> Failed:
-    return Failed(kind=type(error).__name__, message=str(error), retry_after_s=getattr(error, "retry_after_s", None))
 
 
 def _idle_status(state: str) -> EngineStatus:

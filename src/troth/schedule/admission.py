@@ -51,15 +51,13 @@ def admit(request: Request, limits: SchedulerLimits) -> int:
     """Return the most tokens the request may emit.
 
     Raises:
-        RequestError: an empty prompt, or max_tokens below 1.
+        RequestError: an empty prompt.
         ContextExceeded: prompt and answer can never fit; ``param`` is ``max_tokens`` when the prompt alone does.
     """
     num_prompt = len(request.prompt_ids)
     if num_prompt == 0:
         raise RequestError("the prompt has no tokens; send at least one", param="prompt")
     limit = limits.largest_request
-    if request.max_tokens is not None and request.max_tokens < 1:
-        raise RequestError(f"max_tokens must be at least 1, not {request.max_tokens}", param="max_tokens")
     wanted = request.max_tokens or 1
     if num_prompt + wanted > limit:
         field = "max_tokens" if num_prompt < limit else "prompt"

@@ -115,8 +115,9 @@ def _answer_commit(scheduler: Scheduler, argument: dict[str, Any]) -> object:
 
 
 _PLAIN_FIELDS = (
-    "step_id", "rows", "request_ids", "starts", "num_new", "num_draft", "sample_steps", "token_ids", "releases",
-)  # fmt: skip
+    *("step_id", "rows", "request_ids", "starts", "num_new", "num_draft", "sample_steps", "token_ids"),
+    *("num_decodes", "releases"),
+)
 
 _ANSWERS: dict[str, Callable[[Scheduler, Any], object]] = {
     "add": _answer_add,

@@ -229,7 +229,7 @@ class Scheduler:
         return outcomes
 
     def _plan_decodes(self, plan: StepPlan) -> bool:
-        """Feed one token of every row whose gap is one; whether a row was preempted to make room."""
+        """Feed one output token of every row whose gap is one; whether a row was preempted to make room."""
         before = self.num_preemptions
         running = self._running
         i = 0
@@ -238,12 +238,15 @@ class Scheduler:
             i += 1
             position = state.num_computed
             num_known = len(state.token_ids)
-            if num_known + state.num_pending - position != 1 or not self._wants_decode(state):
+            if num_known + state.num_pending - position != 1 or position < state.num_prompt:
+                continue
+            if not self._wants_decode(state):
                 continue
             if position % BLOCK_TOKENS == 0 and not self._make_room(state, position + 1, plan):
                 continue
             self._append(plan, state, 1)
             plan.token_ids.append(state.token_ids[position] if position < num_known else ON_DEVICE)
+        plan.num_decodes = len(plan.rows)
         return self.num_preemptions != before
 
     def _wants_decode(self, state: RequestState) -> bool:
@@ -255,10 +258,9 @@ class Scheduler:
     def _plan_prefills(self, plan: StepPlan, *, admit_waiting: bool) -> None:
         """Feed prompt chunks of running rows, then of waiting requests, within this step's budget."""
         limits = self.limits
-        prefilling = [s for s in self._running if s.gap > 1 and not s.held]
-        decodes = len(plan.rows)
-        budget = limits.chunk_tokens if decodes else limits.step_tokens
-        alone = not decodes and len(prefilling) + (len(self._waiting) if admit_waiting else 0) == 1
+        prefilling = [s for s in self._running if (s.gap > 1 or s.num_computed < s.num_prompt) and not s.held]
+        budget = limits.chunk_tokens if plan.num_decodes else limits.step_tokens
+        alone = not plan.num_decodes and len(prefilling) + (len(self._waiting) if admit_waiting else 0) == 1
         widest = limits.step_tokens if alone else limits.chunk_tokens
         for state in prefilling:
             if budget <= 0:

@@ -100,9 +100,7 @@ class PromptBuilder:
                 code="invalid_type",
             )
         if len(ids) >= self._context_tokens:
-            raise ContextExceeded(
-                num_prompt_tokens=len(ids), max_tokens=1, limit=self._context_tokens, param="prompt"
-            )
+            raise ContextExceeded(num_prompt_tokens=len(ids), max_tokens=1, limit=self._context_tokens, param="prompt")
         limit = self._tokenizer.vocab_size
         for index, token_id in enumerate(ids):
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < limit:

@@ -47,16 +47,17 @@ def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) 
 PACKERS["torch"] = _pack
 
 
-@linear.provider("torch", supports=lambda x_TI, weight: type(weight) is DenseLinearWeight)
-def linear_torch(x_TI: Tensor, weight: Any) -> Tensor:
+@linear.provider("torch", supports=lambda x_TI, weight, *rest: type(weight) is DenseLinearWeight)
+def linear_torch(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: int | None = None) -> Tensor:
     """As ops.linear."""
-    return F.linear(x_TI, weight.weight_OI)
+    return F.linear(x_TI, weight.weight_OI, bias_O)
 
 
-@embedding.provider("torch", supports=lambda token_ids_T, weight, dtype: type(weight) is DenseLinearWeight)
-def embedding_torch(token_ids_T: Tensor, weight: Any, dtype: torch.dtype) -> Tensor:
+@embedding.provider("torch", supports=lambda token_ids_T, weight, dtype, scale=1.0: type(weight) is DenseLinearWeight)
+def embedding_torch(token_ids_T: Tensor, weight: Any, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """As ops.embedding."""
-    return weight.weight_OI[token_ids_T].to(dtype)
+    rows_TD = weight.weight_OI[token_ids_T].to(dtype)
+    return rows_TD if scale == 1.0 else rows_TD.mul_(scale)
 
 
 @gated_activation.provider("torch")

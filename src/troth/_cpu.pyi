@@ -1,0 +1,72 @@
+"""The C++ kernels (csrc/module.cpp). Addresses are not checked: use through ``troth.ops``."""
+
+def instruction_sets() -> list[str]: ...
+
+class Weight:
+    inputs: int
+    outputs: int
+    def __init__(self, inputs: int) -> None: ...
+    def add(self, format: int, rows: int, row_bytes: int, count: int, /) -> None: ...
+
+class Device:
+    threads: int
+    name: str
+    bf16_products: bool
+    def __init__(self, threads: int, isa: str) -> None: ...
+
+class Tape:
+    def __init__(self, device: Device, keep: bool) -> None: ...
+    def run(self) -> None: ...
+    def __len__(self) -> int: ...
+    def linear(self, weight: Weight, bias: int, x: int, y: int, exact: int, tokens: int, x16: int, /) -> None: ...
+    def embedding(self, weight: Weight, ids: int, scale: float, y: int, tokens: int, /) -> None: ...
+    def norm(
+        self, x: int, residual: int, total: int, weight: int, eps: float, y: int, width: int, tokens: int, /
+    ) -> None: ...
+    def rotary(
+        self,
+        qkv: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        positions: int,
+        cos: int,
+        sin: int,
+        half: int,
+        q_norm: int,
+        k_norm: int,
+        eps: float,
+        slots: int,
+        k: int,
+        v: int,
+        kv_type: int,
+        q: int,
+        tokens: int,
+        /,
+    ) -> None: ...
+    def attention(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        kv_type: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        tables: int,
+        table_stride: int,
+        starts: int,
+        lengths: int,
+        rows: int,
+        single: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        out: int,
+        parts: int,
+        max_segments: int,
+        scratch: int,
+        scratch_stride: int,
+        /,
+    ) -> None: ...
+    def gate(self, gate_up: int, act: int, y: int, inner: int, tokens: int, /) -> None: ...

@@ -1,0 +1,160 @@
+"""The C++ kernels' side of the registry: which processor features are used, and tapes of recorded operations.
+
+Owns the one thread pool of the process and the tape that calls go to. The kernels themselves are ``csrc/``; the modules
+``cpu_*.py`` beside this one translate tensors into addresses.
+
+A *tape* keeps the operations of one step so that the same step can run again with other contents in the same buffers: a
+decode step then costs Python one call instead of hundreds. Only ops of this provider are kept, which is why a recorded
+step must be proved against an ordinary one (``run/replay.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from troth.artifact.ggml_types import GgmlType
+from troth.errors import OptionError
+
+if TYPE_CHECKING:
+    from troth import _cpu
+
+FORMATS: Final = {
+    GgmlType.Q4_0: 0,
+    GgmlType.Q4_1: 1,
+    GgmlType.Q5_0: 2,
+    GgmlType.Q5_1: 3,
+    GgmlType.Q8_0: 4,
+    GgmlType.Q4_K: 5,
+    GgmlType.Q5_K: 6,
+    GgmlType.Q6_K: 7,
+}
+"""Quantised formats the kernels read, by their number in ``csrc/arguments.h``."""
+DENSE_FORMATS: Final = {torch.float32: 8, torch.float16: 9, torch.bfloat16: 10}
+KV_TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+SEGMENT_KEYS: Final = 256
+TILE_QUERIES: Final = 16
+
+
+class Tape:
+    """Recorded operations, and the tensors whose addresses they hold."""
+
+    def __init__(self, device: _cpu.Device) -> None:
+        self.operations = _module().Tape(device, keep=True)
+        self._kept: list[Any] = []
+        self._results: list[Tensor] = []
+
+    def keep(self, arguments: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
+        """Keep what an operation reads and what it writes as long as the tape."""
+        self._kept.extend(arguments)
+        self._results.extend(results)
+
+    def run(self) -> None:
+        """Run every recorded operation again, in order, on what the buffers hold now."""
+        self.operations.run()
+
+    def spoil(self) -> None:
+        """Fill every result with NaN: what the tape does not compute itself will show."""
+        for result in self._results:
+            result.fill_(float("nan"))
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+
+class _State:
+    """The pool, and where calls go: straight to the kernels, or also onto a tape."""
+
+    def __init__(self) -> None:
+        self.device: _cpu.Device | None = None
+        self.now: _cpu.Tape | None = None
+        self.tape: Tape | None = None
+        self.scratch: Tensor | None = None
+
+
+_state: Final = _State()
+
+
+def unavailable() -> str | None:
+    """Why the kernels cannot be used in this installation; None when they can."""
+    try:
+        _module()
+    except ImportError as error:
+        return f"the extension is not built ({error}); install with a C++ compiler to have it"
+    return None
+
+
+def start(num_threads: int, isa: str | None = None) -> None:
+    """Make the pool: ``num_threads`` threads, and the widest instruction set or the one named.
+
+    Raises:
+        OptionError: this processor lacks the named instruction set.
+    """
+    names = _module().instruction_sets()
+    name = isa or names[0]
+    if name not in names:
+        raise OptionError(f"this processor cannot run {name!r} kernels; it can run {', '.join(names)}")
+    if _state.device is None or (_state.device.threads, _state.device.name) != (num_threads, name):
+        _state.device = _module().Device(num_threads, name)
+        _state.now = _module().Tape(_state.device, keep=False)
+        _state.scratch = None
+
+
+def description() -> str:
+    """Instruction set and threads in use, for ``troth doctor``."""
+    device = _device()
+    return f"{device.name}, {device.threads} threads"
+
+
+@contextmanager
+def recording() -> Iterator[Tape]:
+    """Keep every operation called inside, in addition to running it."""
+    tape = Tape(_device())
+    assert _state.tape is None, "a tape is being recorded already"
+    _state.tape = tape
+    try:
+        yield tape
+    finally:
+        _state.tape = None
+
+
+def operations(*arguments: Any, results: tuple[Tensor, ...]) -> _cpu.Tape:
+    """Where to send an operation that reads ``arguments`` and writes ``results``."""
+    if _state.tape is not None:
+        _state.tape.keep(arguments, results)
+        return _state.tape.operations
+    if _state.now is None:
+        start(torch.get_num_threads())
+        assert _state.now is not None
+    return _state.now
+
+
+def bf16_products() -> bool:
+    """Whether prompts are multiplied in bf16: the instruction set has it."""
+    return _device().bf16_products
+
+
+def attention_scratch(head_dim: int) -> tuple[Tensor, int]:
+    """Workspace of all threads, and floats per thread. Shared by every call: operations run one after another."""
+    floats = TILE_QUERIES * (SEGMENT_KEYS + head_dim)
+    needed = floats * _device().threads
+    if _state.scratch is None or _state.scratch.numel() < needed:
+        _state.scratch = torch.empty(needed)
+    return _state.scratch, floats
+
+
+def _device() -> _cpu.Device:
+    if _state.device is None:
+        start(torch.get_num_threads())
+        assert _state.device is not None
+    return _state.device
+
+
+def _module() -> Any:
+    from troth import _cpu
+
+    return _cpu

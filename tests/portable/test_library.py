@@ -1,0 +1,133 @@
+"""The Python face over scripted answers: how options become requests, and when an engine is closed."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cli_engine import ScriptedThread
+from troth.config.options import ModelOptions
+from troth.contracts.request import Request
+from troth.errors import ModelLoadError, RequestError
+from troth.library import Engine
+from troth.testing.byte_tokenizer import BytePrompts, ByteTokenizer
+from troth.testing.fake_answer import FakeAnswer
+from troth.text.defaults import GenerationDefaults
+
+
+def engine(text: str = "Hello.") -> tuple[Engine, ScriptedThread]:
+    thread = ScriptedThread(lambda request: FakeAnswer(text=text), 8192, lambda event: None)
+    side: Any = SimpleNamespace(
+        prompts=lambda context_tokens: BytePrompts(),
+        tokenizer=ByteTokenizer(),
+        defaults=GenerationDefaults.from_config({}),
+    )
+    return Engine(thread, side), thread  # type: ignore[arg-type]
+
+
+def request_of(**options: Any) -> Request:
+    one, thread = engine()
+    one.complete("Hi", **options)
+    return thread.requests[0]
+
+
+def test_options_of_none_mean_not_given() -> None:
+    """``seed=None`` was seed 0, ``stop=None`` a TypeError."""
+    names = ("max_tokens", "stop", "ignore_eos", "priority", "prompt_cache", "seed", "temperature", "logit_bias")
+    requests = [request_of(**dict.fromkeys(names)) for _ in range(3)]
+    assert len({one.sampling.seed for one in requests}) == 3
+    plain = request_of()
+    assert (requests[0].stop, requests[0].max_tokens, requests[0].priority) == ((), None, 0)
+    assert (requests[0].eos_ids, requests[0].prompt_cache) == (plain.eos_ids, True)
+    assert requests[0].sampling.temperature == plain.sampling.temperature
+
+
+@pytest.mark.parametrize(("stop", "expected"), [("a", ("a",)), (["a", "b"], ("a", "b")), (("a",), ("a",)), ([], ())])
+def test_options_take_one_stop_string_or_several(stop: Any, expected: tuple[str, ...]) -> None:
+    assert request_of(stop=stop).stop == expected
+
+
+def test_options_take_biases_as_a_mapping() -> None:
+    assert request_of(logit_bias={65: 2.0, 66: -3}).sampling.logit_bias == ((65, 2.0), (66, -3))
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"stop": 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["a", None]}, "stop"),
+        ({"stop": {"a": 1}}, "stop"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
+        ({"prompt_cache": 1}, "prompt_cache"),
+        ({"priority": "high"}, "priority"),
+        ({"logit_bias": {"65": 1.0}}, "logit_bias"),
+        ({"logit_bias": [65]}, "logit_bias"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"n": 2}, "n"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_by_name(options: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        request_of(**options)
+    assert caught.value.param == param
+    assert param in str(caught.value) or "stop string" in str(caught.value)
+
+
+@pytest.mark.parametrize("variables", [5, "x", ["x"], {5: 5}])
+def test_template_variables_must_be_named(variables: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        engine()[0].chat("Hi", template_variables=variables)
+    assert caught.value.param == "template_variables"
+
+
+def test_open_with_an_empty_path_is_refused() -> None:
+    """It opened the demo model."""
+    with pytest.raises(ModelLoadError, match="the path is empty"):
+        Engine.open("")
+    with pytest.raises(ModelLoadError, match="the path is empty"):
+        Engine.open(model_options=ModelOptions(model=""))
+
+
+def test_engine_that_nobody_holds_is_closed() -> None:
+    """Its thread kept the weights in memory until the program ended."""
+    one, thread = engine()
+    one.chat("Hi")
+    gc.collect()
+    assert not thread.is_closed
+    del one
+    gc.collect()
+    assert thread.is_closed
+
+
+def test_engine_lives_as_long_as_a_stream_of_it() -> None:
+    one, thread = engine("Hello there.")
+    stream = one.stream("Hi")
+    del one
+    gc.collect()
+    assert not thread.is_closed
+    assert "".join(segment.text for segment in stream) == "Hello there."
+    del stream
+    gc.collect()
+    assert thread.is_closed
+
+
+def test_engine_is_closed_when_the_program_ends() -> None:
+    """A thread in mid-step aborted the interpreter, exit code 134."""
+    program = (
+        "from tests.portable.test_library import engine\n"
+        "one, thread = engine()\n"
+        "thread.close = lambda: print('closed')\n"
+        "from troth.library import Engine\n"
+        "two = Engine(thread, one._text)\n"
+        "print('end')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["end", "closed"]
