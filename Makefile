@@ -16,8 +16,9 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
+# The extra's packages alone: installing the project again would compile its kernels again.
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt $$($(BIN)/python scripts/dev_packages.py)
 	touch $@
 
 $(VENV)/.model: $(VENV)/.base

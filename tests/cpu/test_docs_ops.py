@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 import troth.ops
 from tests.markdown import ROOT, Document, code, codes
 from troth.ops import registry
+from troth.ops.impl import cpu
 from troth.ops.registry import OPS, PROVIDERS, Tolerance
 
 for module in pkgutil.iter_modules(troth.ops.__path__):
@@ -74,6 +76,18 @@ def test_ops_document_lists_the_providers_in_their_order() -> None:
     listed = [code(row["provider"]) for row in DOCUMENT.table("provider", "runs")]
     assert listed == [provider.name for provider in PROVIDERS]
     assert f"`--providers {registry.REFERENCE}`" in DOCUMENT.text
+
+
+def test_ops_document_lists_the_weights_that_the_cpu_provider_reads() -> None:
+    dense = {str(dtype).removeprefix("torch.") for dtype in cpu.DENSE_FORMATS}
+    assert dense == {"float32", "float16", "bfloat16"}
+    text = " ".join(DOCUMENT.text.split())
+    sentence = text[text.index("as they lie in the file:") : text.index("in rows of a multiple")]
+    assert codes(sentence) == ["F32", "F16", "BF16", *(kind.name for kind in cpu.FORMATS)]
+    # Importing the module would register kernels that may not be built here.
+    source = (ROOT / "src/troth/ops/impl/cpu_linear.py").read_text()
+    (multiple,) = re.findall(r"^INPUTS_MULTIPLE: Final = (\d+)$", source, re.MULTILINE)
+    assert f"in rows of a multiple of {multiple} values" in text
 
 
 @pytest.mark.parametrize("name", DECLARED)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from troth.config.options import ServeOptions
@@ -134,11 +135,12 @@ def test_openai_client_retries_a_busy_server_until_it_has_room() -> None:
 
 
 def test_openai_client_does_not_retry_what_can_never_fit() -> None:
-    engine = FakeEngine(context_tokens=30)
-    with client_of(engine, retries=3) as client, pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(model="fake", messages=HELLO, max_tokens=100)
-    assert raised.value.code == "context_length_exceeded"
-    assert len(engine.requests) == 1
+    with client_of(FakeEngine(context_tokens=30), retries=3) as client:
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.chat.completions.create(model="fake", messages=HELLO, max_tokens=100)
+        metrics = httpx.get(str(client.base_url).replace("/v1/", "/metrics"), trust_env=False).text
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "max_tokens")
+    assert 'troth_http_responses_total{route="/v1/chat/completions",status="400"} 1.0' in metrics
 
 
 def test_openai_client_needs_the_key_when_there_is_one() -> None:

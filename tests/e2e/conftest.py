@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.demo_server import DemoServer
+from tests.e2e.demo_server import DemoServer, wait_for
 from troth.artifact.resolve import DEMO_PACKAGE
 from troth.config.options import EngineOptions, ModelOptions
 from troth.library import Engine
@@ -37,6 +37,17 @@ def server(running_server: DemoServer) -> Iterator[DemoServer]:
     running_server.wait_until_idle()
     yield running_server
     running_server.wait_until_idle()
+
+
+def require_idle(engine: Engine) -> None:
+    """Wait until the engine runs nothing and every block is back in the pool."""
+
+    def is_idle() -> bool:
+        status = engine.status()
+        assert status.state == "ready"
+        return status.num_running == status.num_waiting == 0 and status.blocks_used == (0,)
+
+    wait_for(is_idle, lambda: f"still busy: {engine.status()}")
 
 
 def open_engine() -> Engine:

@@ -42,9 +42,9 @@ class DemoServer:
 
     def __enter__(self) -> Self:
         assert self._process.stdout is not None
-        announced = list(iter(self._process.stdout.readline, "Ctrl-C stops it.\n"))
-        assert "" not in announced, self.log.read_text()
-        self.url = announced[0].split()[3].removesuffix("/v1")
+        announced = self._process.stdout.readline()
+        assert announced.startswith(f"Serving {NAME} at "), self.log.read_text()
+        self.url = announced.split()[3].removesuffix("/v1")
         """Without a path."""
         self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False)
         return self
@@ -62,8 +62,8 @@ class DemoServer:
     @property
     def engine_process_id(self) -> int:
         """The process the model runs in: the server's only child. Linux only."""
-        (children,) = Path(f"/proc/{self._process.pid}/task").glob("*/children")
-        (child,) = children.read_text().split()
+        threads = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        (child,) = " ".join(children.read_text() for children in threads).split()
         return int(child)
 
     def resident_bytes(self) -> int:

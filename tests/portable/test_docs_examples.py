@@ -15,9 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.cli_engine import EngineOpener
-from tests.markdown import ROOT, Document, Fence, documents
+from tests.markdown import ROOT, Document, Fence, codes, documents
 from tests.portable.serving import asking
 from troth.artifact.resolve import DEMO_PACKAGE
+from troth.cli import flags
+from troth.cli.commands import COMMANDS
+from troth.cli.flags import Group
 from troth.cli.main import build_parser
 from troth.config import env
 from troth.contracts.sampling import SamplingParams
@@ -131,6 +134,23 @@ def test_python_in_a_document_is_a_whole_program(
     if NO_MODEL in fence.text:
         exec(compile(tree, f"{document.path.name}:{fence.line}", "exec"), {"__name__": "__main__"})
         assert capsys.readouterr().out == document.output_of(fence)
+
+
+@pytest.mark.parametrize("name", documents())
+def test_flag_named_in_a_document_exists(name: str) -> None:
+    known = {flag for group in every_group() for one in group.flags for flag in one.names}
+    named = {word for text in codes(prose(Document.read(name))) for word in text.split() if re.match("--[a-z]", word)}
+    assert named - known - {"--version", "--help", "--max-tok"} == set()
+
+
+def every_group() -> list[Group]:
+    return [flags.GENERAL, *(group for command in COMMANDS for group in command.groups)]
+
+
+def prose(document: Document) -> str:
+    """A document without its fenced blocks, each paragraph on a line."""
+    fenced = re.sub(r"^```.*?^```$", "", document.text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"(?<!\n)\n(?!\n|\|)", " ", fenced)
 
 
 @pytest.mark.parametrize("name", documents())

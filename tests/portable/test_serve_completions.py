@@ -9,7 +9,9 @@ import pytest
 
 from tests.portable.serving import COMPLETIONS, Asked, asking, error_of, records
 from troth.contracts.request import Request
+from troth.testing.byte_tokenizer import BytePrompt, BytePrompts
 from troth.testing.fake_engine import FakeAnswer, FakeEngine
+from troth.testing.fake_server import byte_model
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +130,31 @@ def test_completion_tolerates_best_of_that_returns_every_choice() -> None:
     with asking(FakeEngine("x")) as client:
         body = client.post(COMPLETIONS, json={"prompt": "a", "n": 2, "best_of": 2, "suffix": ""}).json()
     assert len(body["choices"]) == 2
+
+
+@pytest.mark.parametrize(("bad", "param"), [("x" * 40, "prompt"), ("x" * 27, "max_tokens"), ("", "prompt"), ([], "prompt")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_completion_with_one_prompt_that_cannot_be_served_is_refused_whole(bad: Any, param: str, stream: bool) -> None:
+    """The other prompts' answers had begun by then: an error inside a stream of status 200."""
+    engine = FakeEngine(context_tokens=30)
+    with asking(engine) as client:
+        response = client.post(COMPLETIONS, json={"prompt": ["a", bad, "b"], "max_tokens": 5, "stream": stream})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
+    assert engine.requests == []
+
+
+def test_completion_of_many_prompts_stops_at_the_first_that_does_not_fit() -> None:
+    """All of them were tokenised first: ten seconds for 64 prompts of 150 kB."""
+
+    class Counting(BytePrompts):
+        num_built = 0
+
+        def completion(self, text: str) -> BytePrompt:
+            Counting.num_built += 1
+            return super().completion(text)
+
+    engine = FakeEngine(context_tokens=30)
+    with asking([byte_model(engine, prompts=Counting())]) as client:
+        response = client.post(COMPLETIONS, json={"prompt": ["a", *["x" * 40] * 60]})
+    assert (response.status_code, Counting.num_built) == (400, 2)

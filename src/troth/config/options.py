@@ -37,7 +37,7 @@ class EngineOptions:
     """How requests share one model."""
 
     max_rows: int | None = None
-    """Requests computed together; None: by memory plan (8 on a CPU, 128 on a GPU at most)."""
+    """Requests computed together; None: 8 on a CPU, 128 on a GPU."""
     max_waiting: int = 64
     """Requests waiting for a row before new ones are refused with Busy."""
     chunk_tokens: int | None = None

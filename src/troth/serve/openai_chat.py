@@ -17,7 +17,7 @@ from troth.serve.fields import Fields
 from troth.serve.logprobs import chat_entries
 from troth.serve.messages import read_messages
 from troth.serve.model import ModelList, ServedModel, Tokenizer
-from troth.serve.reply import Answer, Generation, RecordHead, encode, engine_requests
+from troth.serve.reply import Answer, Generation, RecordHead, encode, engine_requests, require_usable
 from troth.serve.sampling import read_wishes
 
 _CHUNK: Final = "chat.completion.chunk"
@@ -50,7 +50,8 @@ def read_chat(fields: Fields, models: ModelList) -> Generation:
     prompt = model.prompts.chat(
         messages, variables=dict(variables.items()) if variables else None, continue_final=continue_final
     )
-    requests = engine_requests(head.generation_id, [prompt], wishes, model, info, field="messages")
+    require_usable(prompt, wishes, info, "messages")
+    requests = engine_requests(head.generation_id, [prompt], wishes, model, info)
     reply = ChatReply(head, len(requests), model, with_logprobs=num_top is not None)
     return Generation(model=model, requests=requests, wishes=wishes, reply=reply, ignored=tuple(fields.unknown()))
 

@@ -6,7 +6,7 @@ Refuses to know how the answer is fetched (``generation.py``). Format: the publi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -16,7 +16,7 @@ from troth.errors import RequestError
 from troth.serve.fields import Fields, missing, mistyped
 from troth.serve.logprobs import LegacyLogprobs
 from troth.serve.model import ModelList, Prompt, Prompts, ServedModel
-from troth.serve.reply import Answer, Generation, RecordHead, encode, engine_requests
+from troth.serve.reply import Answer, Generation, RecordHead, encode, engine_requests, require_usable
 from troth.serve.sampling import MAX_CHOICES, read_wishes
 
 _KIND: Final = "text_completion"
@@ -47,8 +47,8 @@ def read_completion(fields: Fields, models: ModelList) -> Generation:
     sampling = replace(wishes.sampling, logprobs=num_top, prompt_logprobs=num_top if echo else None)
     wishes = replace(wishes, sampling=sampling)
     head = RecordHead("cmpl", model)
-    prompts = _prompts(fields, model.prompts)
-    requests = engine_requests(head.generation_id, prompts, wishes, model, info, field="prompt")
+    prompts = [require_usable(prompt, wishes, info, "prompt") for prompt in _prompts(fields, model.prompts)]
+    requests = engine_requests(head.generation_id, prompts, wishes, model, info)
     echoed = [_Echo.of(prompt, model) if echo else None for prompt in prompts for _ in range(wishes.num_choices)]
     return Generation(
         model=model,
@@ -143,22 +143,25 @@ def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish_reaso
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _prompts(fields: Fields, prompts: Prompts) -> list[Prompt]:
-    """The prompts of a body: a string, token ids, or an array of either."""
+def _prompts(fields: Fields, prompts: Prompts) -> Iterator[Prompt]:
+    """The prompts of a body: a string, token ids, or an array of either. Each is built when it is asked for."""
     value = fields.raw("prompt")
     if value is None:
         raise missing("prompt")
     if isinstance(value, str):
-        return [prompts.completion(value)]
+        yield prompts.completion(value)
+        return
     if not isinstance(value, list):
         raise mistyped("prompt", "a string, an array of strings, or token ids", value)
     if not value:
         raise RequestError("prompt must not be empty", param="prompt")
     if isinstance(value[0], int):
-        return [_token_prompt(value, "prompt", prompts)]
+        yield _token_prompt(value, "prompt", prompts)
+        return
     if len(value) > MAX_CHOICES:
         raise RequestError(f"{len(value)} prompts in one request; at most {MAX_CHOICES}", param="prompt")
-    return [_prompt(one, f"prompt[{index}]", prompts) for index, one in enumerate(value)]
+    for index, one in enumerate(value):
+        yield _prompt(one, f"prompt[{index}]", prompts)
 
 
 def _prompt(value: Any, name: str, prompts: Prompts) -> Prompt:

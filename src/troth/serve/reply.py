@@ -122,21 +122,33 @@ class RecordHead:
         return b'data: %b,"choices":[{"index":%d,' % (encode(self.fields(kind))[:-1], choice)
 
 
-def engine_requests(
-    generation_id: str,
-    prompts: Sequence[Prompt],
-    wishes: Wishes,
-    model: ServedModel,
-    info: EngineInfo,
-    *,
-    field: str,
-) -> tuple[Request, ...]:
-    """One request per choice of each prompt; ``field`` of the body is what the prompts came from.
+def require_usable(prompt: Prompt, wishes: Wishes, info: EngineInfo, field: str) -> Prompt:
+    """The prompt, which came from ``field`` of the body, if the engine will take it.
+
+    The engine would refuse it too, but when other answers of the request may have begun already.
 
     Raises:
-        RequestError: there can never be room for so many.
-        ContextExceeded: a prompt alone does not fit. The engine says so too, but does not know the field.
+        RequestError: it has no tokens.
+        ContextExceeded: the context does not hold it and its answer; ``param`` is max_tokens when the prompt alone
+            would fit.
     """
+    num_prompt, wanted = len(prompt.ids), wishes.max_tokens or 1
+    if num_prompt == 0:
+        raise RequestError(f"{field} has no tokens; send at least one", param=field)
+    if num_prompt + wanted > info.context_tokens:
+        raise ContextExceeded(
+            num_prompt_tokens=num_prompt,
+            max_tokens=wanted,
+            limit=info.context_tokens,
+            param="max_tokens" if num_prompt < info.context_tokens else field,
+        )
+    return prompt
+
+
+def engine_requests(
+    generation_id: str, prompts: Sequence[Prompt], wishes: Wishes, model: ServedModel, info: EngineInfo
+) -> tuple[Request, ...]:
+    """One request per choice of each prompt. Raises RequestError when there can never be room for so many."""
     num_choices = len(prompts) * wishes.num_choices
     room = min(MAX_CHOICES, info.max_rows + info.max_waiting)
     if num_choices > room:
@@ -147,10 +159,6 @@ def engine_requests(
         )
     eos_ids = frozenset[int]() if wishes.ignore_eos else frozenset(model.tokenizer.eos_ids)
     ids = [tuple(prompt.ids) for prompt in prompts]
-    if (longest := max(map(len, ids))) >= info.context_tokens:
-        raise ContextExceeded(
-            num_prompt_tokens=longest, max_tokens=wishes.max_tokens or 1, limit=info.context_tokens, param=field
-        )
     return tuple(
         Request(
             request_id=RequestId(f"{generation_id}-{choice}"),

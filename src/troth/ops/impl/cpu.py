@@ -5,11 +5,12 @@ Owns the one thread pool of the process and the tape that calls go to. The kerne
 
 A *tape* keeps the operations of one step so that the same step can run again with other contents in the same buffers: a
 decode step then costs Python one call instead of hundreds. Only ops of this provider are kept, which is why a recorded
-step must be proved against an ordinary one (``run/replay.py``).
+step must be proved against an ordinary one (``run/recorded.py``).
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,8 @@ from troth.artifact.ggml_types import GgmlType
 from troth.errors import OptionError
 
 if TYPE_CHECKING:
-    from troth import _cpu
+    from troth._cpu import Device
+    from troth._cpu import Tape as Operations
 
 FORMATS: Final = {
     GgmlType.Q4_0: 0,
@@ -43,7 +45,7 @@ TILE_QUERIES: Final = 16
 class Tape:
     """Recorded operations, and the tensors whose addresses they hold."""
 
-    def __init__(self, device: _cpu.Device) -> None:
+    def __init__(self, device: Device) -> None:
         self.operations = _module().Tape(device, keep=True)
         self._kept: list[Any] = []
         self._results: list[Tensor] = []
@@ -70,8 +72,8 @@ class _State:
     """The pool, and where calls go: straight to the kernels, or also onto a tape."""
 
     def __init__(self) -> None:
-        self.device: _cpu.Device | None = None
-        self.now: _cpu.Tape | None = None
+        self.device: Device | None = None
+        self.now: Operations | None = None
         self.tape: Tape | None = None
         self.scratch: Tensor | None = None
 
@@ -122,7 +124,7 @@ def recording() -> Iterator[Tape]:
         _state.tape = None
 
 
-def operations(*arguments: Any, results: tuple[Tensor, ...]) -> _cpu.Tape:
+def operations(*arguments: Any, results: tuple[Tensor, ...]) -> Operations:
     """Where to send an operation that reads ``arguments`` and writes ``results``."""
     if _state.tape is not None:
         _state.tape.keep(arguments, results)
@@ -147,7 +149,7 @@ def attention_scratch(head_dim: int) -> tuple[Tensor, int]:
     return _state.scratch, floats
 
 
-def _device() -> _cpu.Device:
+def _device() -> Device:
     if _state.device is None:
         start(torch.get_num_threads())
         assert _state.device is not None
@@ -155,6 +157,4 @@ def _device() -> _cpu.Device:
 
 
 def _module() -> Any:
-    from troth import _cpu
-
-    return _cpu
+    return importlib.import_module("troth._cpu")
