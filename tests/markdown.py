@@ -48,6 +48,11 @@ class Document:
         """All of it."""
         return "\n".join(line for _, line in self.lines)
 
+    @property
+    def flat(self) -> str:
+        """All of it in one line, for looking up sentences."""
+        return " ".join(self.text.split())
+
     def section(self, title: str) -> Document:
         """The section under a heading; fails when there is none, or more than one."""
         found = [i for i, (depth, name) in self._headings().items() if name == title]

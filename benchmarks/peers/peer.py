@@ -19,8 +19,9 @@ class Peer:
 
     def __init__(self, python: str, script: str, *arguments: str) -> None:
         path = ROOT / "benchmarks" / "peers" / script
+        # -P: this folder, whose modules are named after the peers, must not be where the peer looks for itself.
         self._process = subprocess.Popen(
-            [python, str(path), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path("/")
+            [python, "-P", str(path), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path("/")
         )
         self.about: dict[str, Any] = self._read()
         """What the peer says of itself: version, settings, load time."""

@@ -103,7 +103,7 @@ def test_models_document_lists_every_rotary_scaling_with_its_keys() -> None:
 
 
 def test_models_document_says_what_stands_for_the_original_context() -> None:
-    assert "A missing `original_max_position_embeddings` is the model's own" in DOCUMENT.text
+    assert "A missing `original_max_position_embeddings` is the model's own" in DOCUMENT.flat
     config = rope_config({"rope_type": "yarn", "factor": 2.0}, rotary_dim=8, default_theta=1e4, context_tokens=4096)
     assert config.values["original_max_position_embeddings"] == 4096
 

@@ -75,13 +75,13 @@ def test_ops_document_gives_the_providers_of_an_op(name: str) -> None:
 def test_ops_document_lists_the_providers_in_their_order() -> None:
     listed = [code(row["provider"]) for row in DOCUMENT.table("provider", "runs")]
     assert listed == [provider.name for provider in PROVIDERS]
-    assert f"`--providers {registry.REFERENCE}`" in DOCUMENT.text
+    assert f"`--providers {registry.REFERENCE}`" in DOCUMENT.flat
 
 
 def test_ops_document_lists_the_weights_that_the_cpu_provider_reads() -> None:
     dense = {str(dtype).removeprefix("torch.") for dtype in cpu.DENSE_FORMATS}
     assert dense == {"float32", "float16", "bfloat16"}
-    text = " ".join(DOCUMENT.text.split())
+    text = DOCUMENT.flat
     sentence = text[text.index("as they lie in the file:") : text.index("in rows of a multiple")]
     assert codes(sentence) == ["F32", "F16", "BF16", *(kind.name for kind in cpu.FORMATS)]
     # Importing the module would register kernels that may not be built here.

@@ -109,7 +109,7 @@ def test_flags_document_gives_the_defaults_of_both_kinds_of_device() -> None:
 def test_flags_document_gives_the_temperature_of_models_that_name_none() -> None:
     assert rows_of(flags.SAMPLING)["`--temperature`"]["default"] == f"the model's, else {FALLBACK_TEMPERATURE}"
     assert f"0 to {MAX_TEMPERATURE:g}" in rows_of(flags.SAMPLING)["`--temperature`"]["meaning"]
-    assert f"gets {FALLBACK_TEMPERATURE}." in FLAGS.section("sampling").text
+    assert f"gets {FALLBACK_TEMPERATURE}." in FLAGS.section("sampling").flat
 
 
 def test_flags_document_lists_the_commands_with_what_they_take() -> None:
@@ -187,6 +187,6 @@ def shape(value: Any) -> Any:
 
 def test_flags_document_says_that_flags_are_written_in_full() -> None:
     """The sentence would be wrong if the parser took abbreviations."""
-    assert "`--max-tok`" in DOCUMENT.text
+    assert "`--max-tok`" in DOCUMENT.flat
     assert main(["run", "--max-tok", "3", "Hi"]) == exit_code.USER_ERROR
     assert build_parser().parse_args(["run", "--max-tokens", "3", "Hi"]).max_tokens == 3

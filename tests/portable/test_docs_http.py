@@ -26,7 +26,8 @@ from troth.serve.fields import Fields
 from troth.serve.model import ModelList
 from troth.serve.openai_chat import read_chat
 from troth.serve.openai_completions import read_completion
-from troth.testing.fake_engine import FakeAnswer, FakeEngine
+from troth.testing.fake_answer import FakeAnswer
+from troth.testing.fake_engine import FakeEngine
 from troth.testing.fake_server import byte_model
 from troth.text.defaults import FALLBACK_TEMPERATURE
 from troth.text.messages import _MEDIA_PARTS, _REASONING_NAMES, _ROLES, normalise_messages
@@ -46,7 +47,6 @@ WRONG_TYPE = {
     "array": "x",
     "string or array": 3,
 }
-BIG_ENGINE = {"max_rows": 128}
 
 
 class Recorded(Fields):
@@ -74,7 +74,7 @@ class Recorded(Fields):
 
 
 def models() -> ModelList:
-    return ModelList([byte_model(FakeEngine(**BIG_ENGINE))])
+    return ModelList([byte_model(FakeEngine(max_rows=sampling.MAX_CHOICES))])
 
 
 def read(endpoint: str, **fields: Any) -> Any:
@@ -83,7 +83,7 @@ def read(endpoint: str, **fields: Any) -> Any:
 
 def known_fields(endpoint: str) -> dict[str, str]:
     """Every field the code of an endpoint knows -> what it does with it."""
-    objects = {"stream_options": {}, "logit_bias": {}, "chat_template_kwargs": {}}
+    objects: dict[str, Any] = {"stream_options": {}, "logit_bias": {}, "chat_template_kwargs": {}}
     fields = Recorded({**LEAST[endpoint], **objects})
     READERS[endpoint](fields, models())
     parents = {name.partition(".")[0] for name in fields.log if "." in name}
@@ -150,7 +150,7 @@ def test_landing_page_names_every_route_the_document_lists() -> None:
 @pytest.mark.parametrize("endpoint", SECTIONS)
 def test_http_document_says_what_becomes_of_each_field(endpoint: str) -> None:
     section = DOCUMENT.section(SECTIONS[endpoint])
-    (hints,) = re.findall(r"Taken without effect: ([^.]+)\.", section.text)
+    (hints,) = re.findall(r"Taken without effect: ([^.]+)\.", section.flat)
     listed = {code(row["field"]): "honoured" for row in field_rows(endpoint)}
     listed |= dict.fromkeys(codes(hints), "tolerated")
     listed |= {code(row["refused"]): "refused" for row in refused_rows(endpoint)}
@@ -244,7 +244,7 @@ def test_http_document_lists_the_roles_and_fields_of_messages() -> None:
 
 @pytest.mark.parametrize("kind", sorted(_MEDIA_PARTS))
 def test_http_document_says_how_media_are_refused(kind: str) -> None:
-    assert "(400, `capability_unavailable`)" in DOCUMENT.section("Chat: further fields").text
+    assert "(400, `capability_unavailable`)" in DOCUMENT.section("Chat: further fields").flat
     with asking() as client:
         response = client.post(CHAT, json={"messages": [{"role": "user", "content": [{"type": kind}]}]})
     assert (response.status_code, error_of(response)["code"]) == (400, "capability_unavailable")
@@ -261,7 +261,7 @@ def test_http_document_names_the_fields_of_a_completion() -> None:
         value = client.post(COMPLETIONS, json={"prompt": "hi"}).json()
     *names, last = (f"`{name}`" for name in value["choices"][0])
     sentence = f"A completion has `object` `{value['object']}` and choices of {', '.join(names)} and {last}."
-    assert sentence in DOCUMENT.section("Replies").text
+    assert sentence in DOCUMENT.section("Replies").flat
 
 
 def test_http_document_shows_the_shape_of_every_record_of_a_stream() -> None:
@@ -291,7 +291,7 @@ def test_http_document_lists_what_the_troth_object_holds() -> None:
 
 async def both(http: httpx.AsyncClient, body: dict[str, Any]) -> list[httpx.Response]:
     """The replies to two requests at once, of which one must wait for the only row."""
-    return await asyncio.gather(http.post(CHAT, json=body), http.post(CHAT, json=body))
+    return await asyncio.gather(*(http.post(CHAT, json=body) for _ in range(2)))
 
 
 def test_http_document_gives_every_limit_as_the_code_has_it() -> None:
@@ -360,7 +360,7 @@ def test_http_document_lists_the_fields_of_a_model_and_of_the_status() -> None:
         "info.plan": list(engine["info"]["plan"]),
         "status": list(engine["status"]),
     }
-    flat = " ".join(state.text.split())
+    flat = state.flat
     assert f"has {listing(list(status))}, each with {listing(list(engine))}" in flat
     *common, context, longest = (f"`{name}`" for name in model)
     assert f"{', '.join(common)} and, once loaded, {context} and {longest}" in flat

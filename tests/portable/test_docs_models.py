@@ -91,14 +91,14 @@ def test_models_document_lists_the_pretokenizers_by_what_they_do() -> None:
 def test_models_document_lists_the_tokenizer_models_of_gguf() -> None:
     with pytest.raises(ModelLoadError) as caught:
         tokenizer_from_gguf(byte_level_metadata(model="rwkv"))
-    section = DOCUMENT.section("Tokenizers").text
+    section = DOCUMENT.section("Tokenizers").flat
     *names, last = ("`gpt2`", "`llama`", "`gemma4`", "`bert`")
     assert f"{', '.join(names)} and {last} are".replace("`", "") in str(caught.value)
     assert all(f"{name} (" in section for name in (*names, last))
 
 
 def test_models_document_gives_the_order_and_size_of_chat_templates() -> None:
-    text = DOCUMENT.section("Chat templates").text
+    text = DOCUMENT.section("Chat templates").flat
     places = (*_TEMPLATE_JSON, _TEMPLATE_JINJA, "tokenizer_config.json")
     assert f"The first of {', '.join(f'`{place}`' for place in places)} that has one" in text
     assert f"`{GGUF_KEY}`" in text

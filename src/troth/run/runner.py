@@ -97,7 +97,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop the weights and caches."""
-        del self._model, self._cache, self._batches, self._recorded
+        del self._model, self._cache, self._batches
+        self._recorded = None
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TD: Tensor) -> dict[int, list[TokenLogprobs]]:
         """Log-probabilities of the prompt tokens that follow the chunk's positions, for rows that asked."""

@@ -1,7 +1,7 @@
 """The C++ kernels' side of the registry: which processor features are used, and tapes of recorded operations.
 
-Owns the one thread pool of the process and the tape that calls go to. The kernels themselves are ``csrc/``; the modules
-``cpu_*.py`` beside this one translate tensors into addresses.
+Owns the thread pool of each thread that calls, and the tape that its calls go to. The kernels themselves are
+``csrc/``; the modules ``cpu_*.py`` beside this one translate tensors into addresses.
 
 A *tape* keeps the operations of one step so that the same step can run again with other contents in the same buffers: a
 decode step then costs Python one call instead of hundreds. Only ops of this provider are kept, which is why a recorded
@@ -11,6 +11,7 @@ step must be proved against an ordinary one (``run/recorded.py``).
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -68,8 +69,11 @@ class Tape:
         return len(self.operations)
 
 
-class _State:
-    """The pool, and where calls go: straight to the kernels, or also onto a tape."""
+class _State(threading.local):
+    """The pool, and where calls go: straight to the kernels, or also onto a tape.
+
+    Each thread has its own: a pool runs one operation at a time, and engines of one process compute side by side.
+    """
 
     def __init__(self) -> None:
         self.device: Device | None = None
@@ -91,7 +95,7 @@ def unavailable() -> str | None:
 
 
 def start(num_threads: int, isa: str | None = None) -> None:
-    """Make the pool: ``num_threads`` threads, and the widest instruction set or the one named.
+    """Make this thread's pool: ``num_threads`` threads, and the widest instruction set or the one named.
 
     Raises:
         OptionError: this processor lacks the named instruction set.
@@ -141,7 +145,7 @@ def bf16_products() -> bool:
 
 
 def attention_scratch(head_dim: int) -> tuple[Tensor, int]:
-    """Workspace of all threads, and floats per thread. Shared by every call: operations run one after another."""
+    """Workspace of the pool, and floats per thread. Shared by every call: its operations run one after another."""
     floats = TILE_QUERIES * (SEGMENT_KEYS + head_dim)
     needed = floats * _device().threads
     if _state.scratch is None or _state.scratch.numel() < needed:

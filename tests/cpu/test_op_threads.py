@@ -1,0 +1,51 @@
+"""Ops called from several threads at once, as by two engines of one process."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+from troth.ops.impl import cpu
+from troth.ops.linear import linear, pack
+
+NUM_THREADS = 3
+ROUNDS = 40
+WIDTH = 1024
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_ops_of_several_threads_do_not_meet(recorded: bool) -> None:
+    """The C++ kernels had one pool and one tape for all: engines computed each other's tokens.
+
+    Each thread chains products, so that one wrong result is carried to the end.
+    """
+    torch.manual_seed(0)
+    weights = [pack([torch.randn(WIDTH, WIDTH) / WIDTH**0.5], torch.float32, torch.device("cpu")) for _ in range(NUM_THREADS)]
+    inputs = torch.randn(NUM_THREADS, 5, WIDTH)
+    start = threading.Barrier(NUM_THREADS, timeout=60)
+    records = recorded and "cpu" in linear.active
+
+    def product(index: int) -> Tensor:
+        x_TI = inputs[index]
+        for _ in range(ROUNDS):
+            x_TI = linear(x_TI, weights[index])
+        return x_TI
+
+    def together(index: int) -> Tensor:
+        start.wait()
+        with cpu.recording() if records else nullcontext() as tape:
+            result = product(index)
+        if tape is not None:
+            tape.spoil()
+            tape.run()
+        return result
+
+    alone = [product(index) for index in range(NUM_THREADS)]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        for result, expected in zip(pool.map(together, range(NUM_THREADS)), alone, strict=True):
+            assert torch.equal(result, expected)
