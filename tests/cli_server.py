@@ -18,6 +18,7 @@ from troth.cli.main import main
 from troth.contracts.sampling import SamplingParams
 from troth.errors import ModelLoadError
 from troth.runtime.isolate import ProcessEngineClient
+from troth.serve.listen import Server
 from troth.testing.byte_tokenizer import BytePrompts, ByteTokenizer
 
 FAKE = "troth.testing.fake_engine:build_fake_engine"
@@ -47,6 +48,7 @@ def fake_text(*arguments: Any) -> Any:
 def run(settings: dict[str, Any], arguments: list[str]) -> int:
     """The command's exit code."""
     seen = settings.get("seen")
+    Server.grace_s = settings.get("grace_s", Server.grace_s)
 
     def engine_client(name: str, model: Any, engine: Any) -> ProcessEngineClient:
         if seen:

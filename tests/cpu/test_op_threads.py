@@ -25,7 +25,9 @@ def test_ops_of_several_threads_do_not_meet(recorded: bool) -> None:
     Each thread chains products, so that one wrong result is carried to the end.
     """
     torch.manual_seed(0)
-    weights = [pack([torch.randn(WIDTH, WIDTH) / WIDTH**0.5], torch.float32, torch.device("cpu")) for _ in range(NUM_THREADS)]
+    weights = [
+        pack([torch.randn(WIDTH, WIDTH) / WIDTH**0.5], torch.float32, torch.device("cpu")) for _ in range(NUM_THREADS)
+    ]
     inputs = torch.randn(NUM_THREADS, 5, WIDTH)
     start = threading.Barrier(NUM_THREADS, timeout=60)
     records = recorded and "cpu" in linear.active

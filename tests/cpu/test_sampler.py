@@ -25,7 +25,7 @@ def drawn(params: list[SamplingParams], logits_RV: torch.Tensor) -> list[int]:
         plan.num_new.append(1)
         plan.sample_steps.append(0)
         plan.token_ids.append(1)
-    sampler = Sampler(VOCAB)
+    sampler = Sampler()
     sampler.follow(plan)
     tokens: list[int] = sampler.draw(logits_RV, plan).token_S.tolist()
     return tokens

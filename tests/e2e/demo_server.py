@@ -43,7 +43,9 @@ class DemoServer:
     def __enter__(self) -> Self:
         assert self._process.stdout is not None
         announced = self._process.stdout.readline()
-        assert announced.startswith(f"Serving {NAME} at "), self.log.read_text()
+        if not announced.startswith(f"Serving {NAME} at "):
+            self._process.kill()
+            raise AssertionError(f"no server: {announced}{self.log.read_text()}")
         self.url = announced.split()[3].removesuffix("/v1")
         """Without a path."""
         self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False)

@@ -5,9 +5,11 @@ Every test ends with an idle server and all blocks in the pool: the ``server`` f
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import socket
+import sys
 from typing import Any
 
 import httpx
@@ -214,6 +216,13 @@ def test_body_is_read_as_json_whatever_it_is_called(server: DemoServer, kind: st
     assert refusal(server.http.post(CHAT, content=body, headers=foreign), 403)["code"] == "foreign_origin"
 
 
+def test_compressed_body_is_415(server: DemoServer) -> None:
+    """It was called invalid JSON."""
+    body = gzip.compress(json.dumps({"messages": QUESTION}).encode())
+    error = refusal(server.http.post(CHAT, content=body, headers={"content-encoding": "gzip"}), 415)
+    assert "content-encoding 'gzip'" in error["message"]
+
+
 @pytest.mark.parametrize("name", ["gpt-9", "", "demo ", "DEMO", "../demo", "x" * 10**6, "\x00", "dem\u00f6"])
 def test_unknown_model_is_404_and_says_what_is_served(server: DemoServer, name: str) -> None:
     for response in (server.chat(model=name), server.complete(model=name)):
@@ -265,7 +274,8 @@ def test_prompt_of_ten_megabytes_is_counted_and_refused(server: DemoServer, body
     counted = int(error["message"].partition("the prompt has ")[2].removeprefix("at least ").split()[0])
     assert counted >= CONTEXT
     assert server.status()["num_requests_by_end"] == before["num_requests_by_end"], "the engine was asked"
-    assert server.resident_bytes() < 600 * MEGABYTE
+    if sys.platform == "linux":
+        assert server.resident_bytes() < 600 * MEGABYTE
 
 
 def test_body_over_the_cap_is_413_before_it_is_sent(server: DemoServer) -> None:
@@ -275,7 +285,8 @@ def test_body_over_the_cap_is_413_before_it_is_sent(server: DemoServer) -> None:
         raw.sendall(
             f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {10**12}\r\nExpect: 100-continue\r\n\r\n".encode()
         )
-        reply = raw.recv(65536)
+        with raw.makefile("rb") as replies:
+            reply = replies.read()
     assert reply.startswith(b"HTTP/1.1 413 ")
     assert b"body_too_large" in reply
 
@@ -290,7 +301,7 @@ GOOD: list[dict[str, Any]] = [
 
 
 def test_values_at_the_edge_of_what_is_allowed_are_served(server: DemoServer) -> None:
-    """A top_p that float32 holds for 0 ended the engine; temperatures it rounds gave any token. All mean the best one."""
+    """A top_p that is 0 in float32 ended the engine, such a temperature gave any token. All mean the best one."""
     best = server.chat().json()["choices"]
     for fields in GOOD:
         assert server.chat(**fields).json()["choices"] == best, fields

@@ -1,4 +1,4 @@
-"""The public OpenAI client against ``troth serve`` with the demo model: every answer, streamed and whole, and errors."""
+"""The public OpenAI client against ``troth serve`` with the demo model: answers streamed and whole, and errors."""
 
 from __future__ import annotations
 
@@ -248,7 +248,9 @@ def test_health_status_and_metrics_tell_of_the_engine(server: DemoServer) -> Non
     assert f'troth_engine_ready{{model="{NAME}"}} 1.0' in metrics
     assert f'troth_engine_completion_tokens_total{{model="{NAME}"}} {after["num_completion_tokens"]}.0' in metrics
     assert f'troth_engine_blocks{{group="0",model="{NAME}",use="used"}} 0.0' in metrics
-    assert any(line.startswith('troth_http_responses_total{route="/v1/chat/completions",status="200"}') for line in metrics)
+    assert any(
+        line.startswith('troth_http_responses_total{route="/v1/chat/completions",status="200"}') for line in metrics
+    )
 
 
 def test_tokenize_counts_what_a_prompt_will_cost(server: DemoServer) -> None:

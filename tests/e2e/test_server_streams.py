@@ -1,4 +1,4 @@
-"""Many streams at once against ``troth serve``: neighbours change nothing, and streams that are dropped leave nothing."""
+"""Many streams at once against ``troth serve``: neighbours change nothing, and those that are dropped leave nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.demo_server import CHAT, COMPLETIONS, DEADLINE_S, DemoServer
+from tests.e2e.demo_server import CHAT, COMPLETIONS, DEADLINE_S, MAX_ROWS, MAX_WAITING, DemoServer
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +40,7 @@ def bodies() -> list[dict[str, Any]]:
                 {"role": "system", "content": "Be brief. " * chance.randrange(1, 3)},
                 {"role": "user", "content": f"Tell me about {subjects[index % 8]}."},
             ],
-            "max_tokens": chance.randrange(1, 11),
+            "max_tokens": chance.randrange(1, 17),
             "temperature": 0.7 if index % 2 else 0,
             "seed": 1000 + index // 2,
             "stream": True,
@@ -158,3 +158,18 @@ def test_streams_killed_midway_leave_no_block_behind(server: DemoServer) -> None
     assert set(ended) == {"Cancelled"}
     assert ended["Cancelled"] >= NUM_KILLED - read.count(None)
     assert server.chat(max_tokens=6).json()["choices"] == expected
+
+
+def test_full_queue_is_told_with_429_and_empties(server: DemoServer) -> None:
+    most: dict[str, Any] = {"prompt": "Hi", "n": MAX_ROWS + MAX_WAITING, "max_tokens": 400, "ignore_eos": True}
+    with server.http.stream("POST", COMPLETIONS, json={**most, "stream": True}) as running:
+        assert running.status_code == 200
+        lines = running.iter_lines()  # dropping it would close the stream
+        assert next(lines).startswith("data: ")
+        assert server.status()["num_waiting"] == MAX_WAITING
+        for stream in (False, True):
+            refused = server.chat(stream=stream)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
+            assert int(refused.headers["retry-after"]) >= 1
+    server.wait_until_idle()
+    assert server.chat().status_code == 200

@@ -103,6 +103,31 @@ def test_serve_lets_an_answer_end_at_ctrl_c() -> None:
     assert replies[0].json()["choices"][0]["message"]["content"] == "x" * 40
 
 
+def test_serve_ends_answers_that_outlast_the_grace_with_an_error() -> None:
+    """They were cut off in mid-air, with a traceback in the log: the server did not know its engine."""
+    settings = {"engine": {"text": "x" * 10_000, "step_s": 0.02}, "grace_s": 0.3}
+    with served(settings=settings) as server, server.wait_ready() as client:
+        replies: list[httpx.Response] = []
+
+        def ask(stream: bool) -> None:
+            replies.append(client.post("/v1/chat/completions", json={**CHAT, "stream": stream}))
+
+        asking = [threading.Thread(target=ask, args=(stream,)) for stream in (False, True)]
+        for one in asking:
+            one.start()
+        while httpx.get(f"{server.url}/v1/status", trust_env=False).json()["generations_running"] < 2:
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        code, _, err = server.end()
+        for one in asking:
+            one.join()
+    assert (code, err) == (0, "Loading pebble ...\n")
+    assert sorted(reply.status_code for reply in replies) == [200, 503]
+    for reply in replies:
+        last = reply.text.strip().splitlines()[-1].removeprefix("data: ")
+        assert json.loads(last)["error"]["code"] == "cancelled"
+
+
 def test_serve_answers_503_while_loading_and_can_be_stopped_then() -> None:
     with served(settings={"engine": {"ready": False}, "factory": f"{__name__}:build_never"}) as server:
         assert server.process.stderr is not None

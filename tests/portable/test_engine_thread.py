@@ -17,7 +17,7 @@ from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
-from troth.errors import DeviceError, StreamProtocol
+from troth.errors import StreamProtocol
 from troth.run.engine import EngineLoop
 from troth.run.stream import EventChannel, RequestStream
 from troth.run.worker import EngineThread
@@ -187,5 +187,3 @@ def test_stream_whose_event_loop_was_closed_takes_events_all_the_same() -> None:
     asyncio.run(leave())
     assert channel.offer(Failed(kind="DeviceError", message="m"))
     assert channel.take() is not None
-
-

@@ -132,7 +132,9 @@ def test_completion_tolerates_best_of_that_returns_every_choice() -> None:
     assert len(body["choices"]) == 2
 
 
-@pytest.mark.parametrize(("bad", "param"), [("x" * 40, "prompt"), ("x" * 27, "max_tokens"), ("", "prompt"), ([], "prompt")])
+@pytest.mark.parametrize(
+    ("bad", "param"), [("x" * 40, "prompt"), ("x" * 27, "max_tokens"), ("", "prompt"), ([], "prompt")]
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_completion_with_one_prompt_that_cannot_be_served_is_refused_whole(bad: Any, param: str, stream: bool) -> None:
     """The other prompts' answers had begun by then: an error inside a stream of status 200."""

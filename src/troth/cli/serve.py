@@ -24,7 +24,7 @@ from troth.cli.served import engine_client, served_model
 from troth.cli.terminal import Terminal
 from troth.config.options import EngineOptions, ModelOptions, ServeOptions
 from troth.contracts.ports import EngineInfo
-from troth.errors import OptionError
+from troth.errors import NotReady, OptionError
 from troth.runtime.isolate import ProcessEngineClient
 from troth.serve.app import create_app
 from troth.serve.listen import bind, server_for
@@ -63,7 +63,7 @@ async def _serve(
         try:
             terminal.note(f"Loading {name} ...")
             text = await asyncio.to_thread(compose.load_text, artifact, model)
-            server = server_for(create_app([served_model(name, client, text)], options), options)
+            server = server_for(create_app([served_model(name, client, text)], options), options, [client])
             server.should_exit = stop_asked()
 
             def stop(watching: asyncio.Task[None]) -> None:
@@ -80,11 +80,17 @@ async def _serve(
 
 
 async def _watch(client: ProcessEngineClient, announce: Callable[[EngineInfo], None]) -> None:
-    """Announce the engine when it is ready. Raises what made it fail, then or later."""
-    announce(await client.ready())
-    while client.state != "failed":
+    """Announce the engine when it is ready, and wait for its end. Raises what made it fail."""
+    try:
+        announce(await client.ready())
+    except NotReady:
+        if client.state == "closed":
+            return  # the server was stopped while the model was loading
+        raise
+    while client.state not in ("failed", "closed"):
         await asyncio.sleep(WATCH_S)
-    _ = client.info
+    if client.state == "failed":
+        _ = client.info
 
 
 def _listener(options: ServeOptions) -> socket.socket:

@@ -1,7 +1,7 @@
 """Decode steps that run from a recording: the same operations on the same buffers, refilled for each step.
 
-A step in which every row feeds one output token is recorded once per number of rows; later ones cost Python a handful of
-calls. What a recording leaves out (anything that is not an op of the recording provider) would go unnoticed, so each one
+A step in which every row feeds one output token is recorded once per number of rows; later ones cost Python a handful
+of calls. What a recording leaves out (anything that is not an op of the recording provider) would go unnoticed, so each
 is proved when it is made: its results are spoilt, it runs again, and its logits must equal those of the ordinary step.
 Legend: R rows, V vocabulary.
 """

@@ -25,7 +25,7 @@ import zmq
 
 from troth.contracts.events import Completed, Event, Failed
 from troth.contracts.failures import failure_event
-from troth.contracts.ports import EngineClient, EventStream
+from troth.contracts.ports import EngineClient, EngineStatus, EventStream
 from troth.contracts.request import Request
 from troth.errors import DeviceError, OptionError, StreamProtocol, TrothError
 from troth.runtime.event_queue import TokenCount
@@ -265,13 +265,10 @@ class EngineProcess:
 
     async def _leave_with_engine(self) -> None:
         """End the process if the engine has failed for good, not just a request."""
-        assert self._engine is not None, "it answered a request"
         self._asking_state = True
-        try:
-            status = await self._engine.status()
-        finally:
-            self._asking_state = False
-        if status.state == "failed":
+        status = await self._status()
+        self._asking_state = False
+        if status is not None and status.state == "failed":
             self._engine_failed = True
             self._closing.set()
 
@@ -282,8 +279,17 @@ class EngineProcess:
         self._send_item(item(stream, failure_event(error)))
 
     async def _answer(self, ask: int) -> None:
-        assert self._engine is not None, "the server asks only after Ready"
-        self._send(Status(ask, await self._engine.status()))
+        if (status := await self._status()) is not None:
+            self._send(Status(ask, status))
+
+    async def _status(self) -> EngineStatus | None:
+        """The engine's status; None when it gives none in time, which the server notices by itself."""
+        assert self._engine is not None, "asked only after Ready"
+        try:
+            return await self._engine.status()
+        except TrothError as error:
+            _log.warning("no status: %s", error)
+            return None
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         started = self._loop.create_task(work)

@@ -46,7 +46,7 @@ class BodyReader:
         """The whole body.
 
         Raises:
-            HttpError: 413 too large, 408 too slow, 400 a length that is none.
+            HttpError: 413 too large, 408 too slow, 415 compressed, 400 a length that is none.
             Busy: too many large bodies are arriving at once.
             ClientGone: the client closed the connection.
         """
@@ -81,6 +81,12 @@ class BodyReader:
             self._held_bytes -= len(body)
         if len(body) > self._max_bytes:
             await self._refuse(receive, more=more)
+        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+            raise HttpError(
+                415,
+                f"content-encoding {encoding!r} is not read here; send the body as it is",
+                code="unsupported_encoding",
+            )
         return bytes(body)
 
     async def _refuse(self, receive: Receive, *, more: bool) -> NoReturn:
