@@ -16,12 +16,22 @@ enum KvType : int { KV_F32, KV_F16, KV_BF16 };
 
 enum Act : int { ACT_SILU, ACT_GELU_TANH };
 
-// One matrix of a linear layer: `outputs` rows of `row_bytes` each, in file layout.
+// One matrix of a linear layer: rows of numbers, `row_bytes` apart, or groups of 16 quantised rows (packed.h).
 struct WeightPart {
+    int format;
+    const uint8_t* rows;
+    size_t row_bytes;     // of a row of numbers, or of a group
+    int outputs;
+};
+
+// Quantised rows in file layout, to be laid out in groups.
+struct PackArguments {
     int format;
     const uint8_t* rows;
     size_t row_bytes;
     int outputs;
+    int inputs;
+    uint8_t* packed;
 };
 
 struct LinearArguments {
@@ -38,9 +48,7 @@ struct LinearArguments {
 };
 
 struct EmbeddingArguments {
-    int format;
-    const uint8_t* rows;
-    size_t row_bytes;
+    WeightPart table;
     int width;
     const int64_t* ids;   // [T]
     float scale;
@@ -105,6 +113,25 @@ struct GateArguments {
     float* y;                 // [T, inner]
     int inner;
     int tokens;
+};
+
+struct SampleArguments {
+    const float* logits;      // [R, vocab], without nan
+    int rows, vocab;
+    const float* temperature; // [R] each; see ops/sample.py
+    const int32_t* top_k;
+    const float* top_p;
+    const float* min_p;
+    const float* xtc_probability;
+    const float* xtc_threshold;
+    const int64_t* key;
+    int64_t* token;           // [R]
+};
+
+struct FiniteArguments {
+    const float* x;           // [R, width]
+    int rows, width;
+    bool* finite;             // [R]
 };
 
 }  // namespace troth

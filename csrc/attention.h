@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "arguments.h"
 #include "pool.h"
@@ -17,8 +18,17 @@ namespace TROTH_ISA {
 
 constexpr int BLOCK_KEYS = 16;
 constexpr int SEGMENT_KEYS = 256;
-constexpr int TILE_QUERIES = 16;
-constexpr int LANES = BLOCK_KEYS / W;  // vectors per 16 keys
+constexpr int TILE_QUERIES = 24;
+constexpr int LANES = BLOCK_KEYS / W;         // vectors per 16 keys
+constexpr int SCORE_QUERIES = 12 / LANES;     // twelve sums in registers hide the latency of a multiply-add
+constexpr int VALUE_QUERIES = 6;              // the same with two vectors of values
+
+// Calls visit(N, at) for queries at .. at + N - 1, in tiles as wide as N allows.
+template <int N, class Visit>
+inline void in_tiles(int at, int count, Visit visit) {
+    for (; count - at >= N; at += N) visit(std::integral_constant<int, N>{}, at);
+    if constexpr (N > 1) in_tiles<N - 1>(at, count, visit);
+}
 
 template <int T> struct Stored;
 template <> struct Stored<KV_F32> {
@@ -62,27 +72,32 @@ struct Segment {
         return (const typename S::type*)cache + ((size_t)table[b] * a.kv_heads + kv_head) * a.head_dim * BLOCK_KEYS;
     }
 
-    // scores[i][key - base] of queries at .. at + N - 1, whole blocks.
-    template <int N>
-    void scores(const Tile& tile, int at, float* scores) const {
-        for (int b = first / BLOCK_KEYS; b * BLOCK_KEYS < last; b++) {
-            const auto* keys = block(a.k, b);
-            V acc[N][LANES];
-            for (int i = 0; i < N; i++)
-                for (int l = 0; l < LANES; l++) acc[i][l] = zero();
-            for (int d = 0; d < a.head_dim; d++) {
-                V k[LANES];
-                for (int l = 0; l < LANES; l++) k[l] = S::load(keys + d * BLOCK_KEYS + l * W);
-#pragma GCC unroll 4
-                for (int i = 0; i < N; i++) {
-                    V q = all(tile.q[at + i][d]);
-                    for (int l = 0; l < LANES; l++) acc[i][l] = fma(q, k[l], acc[i][l]);
-                }
+    // scores[i][key - base] of queries at .. at + N - 1 and the 16 keys of block b. AHEAD: the block's values and the next
+    // block's keys are fetched meanwhile, which pays where every key is met once.
+    template <int N, bool AHEAD>
+    void scores(const Tile& tile, int at, int b, float* scores) const {
+        const auto* keys = block(a.k, b);
+        const bool more = (b + 1) * BLOCK_KEYS < last;
+        const auto *next = block(a.k, more ? b + 1 : b), *values = block(a.v, b);
+        V acc[N][LANES];
+        for (int i = 0; i < N; i++)
+            for (int l = 0; l < LANES; l++) acc[i][l] = zero();
+        for (int d = 0; d < a.head_dim; d++) {
+            if constexpr (AHEAD) {
+                __builtin_prefetch(next + d * BLOCK_KEYS);
+                __builtin_prefetch(values + d * BLOCK_KEYS);
             }
-            float* out = scores + (size_t)at * SEGMENT_KEYS + b * BLOCK_KEYS - base();
-            for (int i = 0; i < N; i++)
-                for (int l = 0; l < LANES; l++) store(out + i * SEGMENT_KEYS + l * W, acc[i][l]);
+            V k[LANES];
+            for (int l = 0; l < LANES; l++) k[l] = S::load(keys + d * BLOCK_KEYS + l * W);
+#pragma GCC unroll 12
+            for (int i = 0; i < N; i++) {
+                V q = all(tile.q[at + i][d]);
+                for (int l = 0; l < LANES; l++) acc[i][l] = fma(q, k[l], acc[i][l]);
+            }
         }
+        float* out = scores + (size_t)at * SEGMENT_KEYS + b * BLOCK_KEYS - base();
+        for (int i = 0; i < N; i++)
+            for (int l = 0; l < LANES; l++) store(out + i * SEGMENT_KEYS + l * W, acc[i][l]);
     }
 
     // part[i][D] = sum over keys of weight[i][key - base] * v[key]. Slots outside the segment are not read: they may
@@ -99,7 +114,7 @@ struct Segment {
             for (int j = begin; j < end; j++, v += a.head_dim) {
                 V value[C];
                 for (int c = 0; c < C; c++) value[c] = S::load(v + c * W);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
                 for (int i = 0; i < N; i++) {
                     V wi = all(w[i * SEGMENT_KEYS + j]);
                     for (int c = 0; c < C; c++) acc[i][c] = fma(wi, value[c], acc[i][c]);
@@ -144,24 +159,19 @@ struct Segment {
 
     // This segment's share of every query of the tile: part [count, D], top and mass [count].
     void share(const Tile& tile, float* scratch, float* part, float* top, float* mass) const {
-        int at = 0;
-        for (; at + 4 <= tile.count; at += 4) scores<4>(tile, at, scratch);
-        switch (tile.count - at) {
-            case 3: scores<3>(tile, at, scratch); break;
-            case 2: scores<2>(tile, at, scratch); break;
-            case 1: scores<1>(tile, at, scratch); break;
-            default: break;
+        for (int b = first / BLOCK_KEYS; b * BLOCK_KEYS < last; b++) {
+            if (tile.count <= SCORE_QUERIES)
+                in_tiles<SCORE_QUERIES>(0, tile.count, [&](auto n, int at) {
+                    scores<decltype(n)::value, true>(tile, at, b, scratch);
+                });
+            else
+                in_tiles<SCORE_QUERIES>(0, tile.count, [&](auto n, int at) {
+                    scores<decltype(n)::value, false>(tile, at, b, scratch);
+                });
         }
         for (int i = 0; i < tile.count; i++)
             weigh(scratch + (size_t)i * SEGMENT_KEYS, tile.position[i], top + i, mass + i);
-        at = 0;
-        for (; at + 4 <= tile.count; at += 4) values<4>(at, scratch, part);
-        switch (tile.count - at) {
-            case 3: values<3>(at, scratch, part); break;
-            case 2: values<2>(at, scratch, part); break;
-            case 1: values<1>(at, scratch, part); break;
-            default: break;
-        }
+        in_tiles<VALUE_QUERIES>(0, tile.count, [&](auto n, int at) { values<decltype(n)::value>(at, scratch, part); });
     }
 };
 

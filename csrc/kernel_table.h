@@ -18,6 +18,8 @@ struct Kernels {
     void (*attention)(const void*, Turn);
     void (*attention_merge)(const void*, Turn);
     void (*gate)(const void*, Turn);
+    void (*sample)(const void*, Turn);
+    void (*finite)(const void*, Turn);
 };
 
 }  // namespace troth

@@ -7,6 +7,7 @@
 #include "kernel_table.h"
 #include "linear.h"
 #include "pool.h"
+#include "sample.h"
 
 namespace troth {
 
@@ -16,14 +17,14 @@ namespace TROTH_ISA {
 template <class Visit>
 inline void with_format(int format, Visit visit) {
     switch (format) {
-        case FORMAT_Q4_0: visit(Q4_0{}); break;
-        case FORMAT_Q4_1: visit(Q4_1{}); break;
-        case FORMAT_Q5_0: visit(Q5_0{}); break;
-        case FORMAT_Q5_1: visit(Q5_1{}); break;
-        case FORMAT_Q8_0: visit(Q8_0{}); break;
-        case FORMAT_Q4_K: visit(Q4_K{}); break;
-        case FORMAT_Q5_K: visit(Q5_K{}); break;
-        case FORMAT_Q6_K: visit(Q6_K{}); break;
+        case FORMAT_Q4_0: visit(Packed4_0{}); break;
+        case FORMAT_Q4_1: visit(Packed4_1{}); break;
+        case FORMAT_Q5_0: visit(Packed5_0{}); break;
+        case FORMAT_Q5_1: visit(Packed5_1{}); break;
+        case FORMAT_Q8_0: visit(Packed8_0{}); break;
+        case FORMAT_Q4_K: visit(Packed4_K{}); break;
+        case FORMAT_Q5_K: visit(Packed5_K{}); break;
+        case FORMAT_Q6_K: visit(Packed6_K{}); break;
         case FORMAT_F32: visit(F32{}); break;
         case FORMAT_F16: visit(F16{}); break;
         default: visit(BF16{}); break;
@@ -46,68 +47,135 @@ inline void round_inputs(const void* arguments, Turn turn) {
     }
 }
 
+// The exact tokens' inputs as packed weights want them, made at most once per operation, thread and order.
+class PreparedTokens {
+public:
+    PreparedTokens(const LinearArguments& a) : a_(a) {}
+
+    template <Order ORDER>
+    const Prepared* in_order() {
+        static thread_local std::vector<float> memory;
+        static thread_local std::vector<Prepared> tokens;
+        if (made_ != (int)ORDER) {
+            const size_t each = (size_t)a_.inputs + a_.inputs / 16;
+            if (memory.size() < each * a_.exact) memory.resize(each * a_.exact);
+            tokens.resize(a_.exact);
+            for (int t = 0; t < a_.exact; t++) {
+                float* ordered = memory.data() + t * each;
+                prepare<ORDER>(a_.x + (size_t)t * a_.inputs, a_.inputs, ordered, ordered + a_.inputs);
+                tokens[t] = {ordered, ordered + a_.inputs};
+            }
+            made_ = (int)ORDER;
+        }
+        return tokens.data();
+    }
+
+private:
+    const LinearArguments& a_;
+    int made_ = -1;
+};
+
+// The exact tokens' work, cut along outputs in units of 16: first one long piece for each thread, because memory is read
+// fastest in long runs, then short ones that even things out.
+struct DotPieces {
+    int units = 0, longest, shortest, threads, count;
+
+    DotPieces(const LinearArguments& a, int threads) : threads(threads) {
+        for (int p = 0; p < a.num_parts; p++) units += (a.parts[p].outputs + GROUP - 1) / GROUP;
+        longest = threads == 1 ? units : units * 3 / (4 * threads);
+        shortest = std::max(2, units / (threads * 32));
+        count = threads + (units - longest * threads + shortest - 1) / shortest;
+    }
+    int begin(int i) const {
+        return i <= threads ? i * longest : std::min(units, threads * longest + (i - threads) * shortest);
+    }
+};
+
+inline void dot_piece(const LinearArguments& a, PreparedTokens& prepared, int begin, int end) {
+    for (int p = 0, unit = 0, before = 0; p < a.num_parts && unit < end; p++) {
+        const WeightPart& part = a.parts[p];
+        const int units = (part.outputs + GROUP - 1) / GROUP;
+        const int first = std::max(0, begin - unit) * GROUP, last = std::min(part.outputs, (end - unit) * GROUP);
+        if (first < last) {
+            with_format(part.format, [&](auto format) {
+                typedef decltype(format) F;
+                if constexpr (F::PACKED)
+                    packed_rows<F>(part.rows + (size_t)(first / GROUP) * part.row_bytes, part.row_bytes,
+                                   (last - first + GROUP - 1) / GROUP, prepared.in_order<F::ORDER>(), a.exact, a.inputs,
+                                   a.y + before + first, a.outputs, last - first);
+                else
+                    dots<F>(part.rows, part.row_bytes, a.x, a.inputs, a.exact, a.inputs, a.y + before, a.outputs, first,
+                            last);
+            });
+            add_bias(a, 0, a.exact, before + first, before + last);
+        }
+        unit += units;
+        before += part.outputs;
+    }
+}
+
+inline void panel_piece(const LinearArguments& a, int i, float* panel) {
+    int p = 0, before = 0;
+    for (;; before += a.parts[p++].outputs) {
+        const int here = (a.parts[p].outputs + PANEL - 1) / PANEL;
+        if (i < here) break;
+        i -= here;
+    }
+    const WeightPart& part = a.parts[p];
+    const int begin = i * PANEL, end = std::min(part.outputs, begin + PANEL), tokens = a.tokens - a.exact;
+    float* y = a.y + (size_t)a.exact * a.outputs + before;
+    with_format(part.format, [&](auto format) {
+        typedef decltype(format) F;
+#if defined(TROTH_BF16)
+        if (a.x16) {
+            panels16<F>(part.rows, part.row_bytes, a.x16, a.inputs, tokens, a.inputs, y, a.outputs, begin, part.outputs,
+                        (uint32_t*)panel);
+            return;
+        }
+#endif
+        panels<F>(part.rows, part.row_bytes, a.x + (size_t)a.exact * a.inputs, a.inputs, tokens, a.inputs, y, a.outputs,
+                  begin, part.outputs, panel);
+    });
+    add_bias(a, a.exact, a.tokens, before + begin, before + end);
+}
+
 // Work is cut along outputs only, so every (token, output) is computed by one thread in one order.
 inline void linear(const void* arguments, Turn turn) {
     const auto& a = *(const LinearArguments*)arguments;
     static thread_local std::vector<float> panel;
-    const int chunk = std::min(128, std::max(16, a.outputs / (turn.threads * 8) / 4 * 4));
-    int dot_chunks = 0, panel_chunks = 0;
-    for (int p = 0; p < a.num_parts; p++) {
-        if (a.exact) dot_chunks += (a.parts[p].outputs + chunk - 1) / chunk;
-        if (a.exact < a.tokens) panel_chunks += (a.parts[p].outputs + PANEL - 1) / PANEL;
-    }
-    if (panel_chunks && panel.empty()) panel.resize((size_t)PANEL_INPUTS * PANEL);
-    for (int i; (i = turn.take(panel_chunks + dot_chunks)) >= 0;) {
-        const bool is_panel = i < panel_chunks;
-        const int step = is_panel ? PANEL : chunk;
-        int left = is_panel ? i : i - panel_chunks, p = 0, before = 0;
-        for (;; p++) {
-            const int here = (a.parts[p].outputs + step - 1) / step;
-            if (left < here) break;
-            left -= here;
-            before += a.parts[p].outputs;
-        }
-        const WeightPart& part = a.parts[p];
-        const int begin = left * step, end = std::min(part.outputs, begin + step);
-        with_format(part.format, [&](auto format) {
-            typedef decltype(format) F;
-            const size_t skip = a.exact;
-            if (is_panel) {
-#if defined(TROTH_BF16)
-                if (a.x16) {
-                    panels16<F>(part.rows, part.row_bytes, a.x16, a.inputs, a.tokens - a.exact, a.inputs,
-                                a.y + skip * a.outputs + before, a.outputs, begin, part.outputs,
-                                (uint32_t*)panel.data());
-                    return;
-                }
-#endif
-                panels<F>(part.rows, part.row_bytes, a.x + skip * a.inputs, a.inputs, a.tokens - a.exact, a.inputs,
-                          a.y + skip * a.outputs + before, a.outputs, begin, part.outputs, panel.data());
-            } else {
-                dots<F>(part.rows, part.row_bytes, a.x, a.inputs, a.exact, a.inputs, a.y + before, a.outputs, begin, end);
-            }
-        });
-        if (is_panel)
-            add_bias(a, a.exact, a.tokens, before + begin, before + end);
+    PreparedTokens prepared(a);
+    int panels = 0;
+    if (a.exact < a.tokens)
+        for (int p = 0; p < a.num_parts; p++) panels += (a.parts[p].outputs + PANEL - 1) / PANEL;
+    if (panels && panel.empty()) panel.resize((size_t)PANEL_INPUTS * PANEL);
+    const DotPieces pieces(a, turn.threads);
+    for (int i; (i = turn.take(panels + (a.exact ? pieces.count : 0))) >= 0;) {
+        if (i < panels)
+            panel_piece(a, i, panel.data());
         else
-            add_bias(a, 0, a.exact, before + begin, before + end);
+            dot_piece(a, prepared, pieces.begin(i - panels), pieces.begin(i - panels + 1));
     }
 }
 
 inline void embedding(const void* arguments, Turn turn) {
     const auto& a = *(const EmbeddingArguments*)arguments;
-    const V scale = all(a.scale);
     for (int t; (t = turn.take(a.tokens)) >= 0;) {
-        const uint8_t* row = a.rows + (size_t)a.ids[t] * a.row_bytes;
         float* y = a.y + (size_t)t * a.width;
-        with_format(a.format, [&](auto format) {
+        with_format(a.table.format, [&](auto format) {
             typedef decltype(format) F;
-            for (int k = 0; k < a.width; k += 32) {
-                V v[PARTS];
-                F::values(row + (size_t)(k / F::BLOCK) * F::BYTES, k % F::BLOCK / 32, v);
-                for (int i = 0; i < PARTS; i++) store(y + k + i * W, v[i] * scale);
+            if constexpr (F::PACKED) {
+                packed_row<F>(a.table.rows, a.table.row_bytes, a.ids[t], a.width, y);
+            } else {
+                const uint8_t* row = a.table.rows + (size_t)a.ids[t] * a.table.row_bytes;
+                for (int k = 0; k < a.width; k += 32) {
+                    V v[PARTS];
+                    F::values(row + (size_t)(k / 32) * F::BYTES, v);
+                    for (int i = 0; i < PARTS; i++) store(y + k + i * W, v[i]);
+                }
             }
         });
+        if (a.scale != 1.0f)
+            for (int k = 0; k < a.width; k++) y[k] *= a.scale;
     }
 }
 
@@ -224,7 +292,8 @@ constexpr Kernels table(const char* name) {
 #else
     const bool bf16 = false;
 #endif
-    return {name, W, bf16, linear, round_inputs, embedding, norm, rotary, attend_any, attend_merge, gate};
+    return {name, W, bf16, linear, round_inputs, embedding, norm, rotary, attend_any, attend_merge, gate,
+            sample, finite};
 }
 
 }  // namespace TROTH_ISA

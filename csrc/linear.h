@@ -2,7 +2,7 @@
 //
 // Two paths, each computing every (token, output) in an order that does not depend on the number of tokens, rows or
 // threads, so that a token's result never depends on its company:
-//   dots    few tokens: lanes run along inputs, weights are read once from memory in file layout, exact float32
+//   dots    few tokens: weights are read once from memory, exact float32. Rows of numbers here, quantised in packed.h
 //   panels  many tokens: 16 or 32 outputs side by side are dequantised into a panel that stays in cache; float32, or
 //           bf16 products with float32 sums where the instruction set has them
 #pragma once
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "formats.h"
+#include "packed.h"
 
 namespace troth {
 namespace TROTH_ISA {
@@ -21,7 +22,7 @@ constexpr int DOT_TOKENS = 4;   // tokens that share one dequantised block
 // One token: outputs begin .. end - 1.
 template <class F>
 void dots_one(const uint8_t* w, size_t row_bytes, const float* x, int inputs, float* y, int begin, int end) {
-    const int blocks = inputs / F::BLOCK;
+    const int blocks = inputs / 32;
     int o = begin;
     for (; o + DOT_ROWS <= end; o += DOT_ROWS) {
         const uint8_t* row[DOT_ROWS];
@@ -31,18 +32,14 @@ void dots_one(const uint8_t* w, size_t row_bytes, const float* x, int inputs, fl
             acc[r] = zero();
         }
         const float* xb = x;
-        for (int b = 0; b < blocks; b++) {
-#pragma GCC unroll 8
-            for (int s = 0; s < F::BLOCK / 32; s++, xb += 32) {
+        for (int b = 0; b < blocks; b++, xb += 32) {
 #pragma GCC unroll 4
-                for (int r = 0; r < DOT_ROWS; r++) {
-                    V v[PARTS];
-                    F::values(row[r], s, v);
+            for (int r = 0; r < DOT_ROWS; r++, row[r - 1] += F::BYTES) {
+                V v[PARTS];
+                F::values(row[r], v);
 #pragma GCC unroll 8
-                    for (int i = 0; i < PARTS; i++) acc[r] = fma(v[i], load(xb + i * W), acc[r]);
-                }
+                for (int i = 0; i < PARTS; i++) acc[r] = fma(v[i], load(xb + i * W), acc[r]);
             }
-            for (int r = 0; r < DOT_ROWS; r++) row[r] += F::BYTES;
         }
         for (int r = 0; r < DOT_ROWS; r++) y[o + r] = sum(acc[r]);
     }
@@ -50,12 +47,11 @@ void dots_one(const uint8_t* w, size_t row_bytes, const float* x, int inputs, fl
         const uint8_t* row = w + (size_t)o * row_bytes;
         V acc = zero();
         const float* xb = x;
-        for (int b = 0; b < blocks; b++, row += F::BYTES)
-            for (int s = 0; s < F::BLOCK / 32; s++, xb += 32) {
-                V v[PARTS];
-                F::values(row, s, v);
-                for (int i = 0; i < PARTS; i++) acc = fma(v[i], load(xb + i * W), acc);
-            }
+        for (int b = 0; b < blocks; b++, row += F::BYTES, xb += 32) {
+            V v[PARTS];
+            F::values(row, v);
+            for (int i = 0; i < PARTS; i++) acc = fma(v[i], load(xb + i * W), acc);
+        }
         y[o] = sum(acc);
     }
 }
@@ -64,21 +60,20 @@ void dots_one(const uint8_t* w, size_t row_bytes, const float* x, int inputs, fl
 template <class F, int N>
 void dots_some(const uint8_t* w, size_t row_bytes, const float* x, size_t x_stride, int inputs, float* y,
                size_t y_stride, int begin, int end) {
-    const int blocks = inputs / F::BLOCK;
+    const int blocks = inputs / 32;
     for (int o = begin; o < end; o++) {
         const uint8_t* row = w + (size_t)o * row_bytes;
         V acc[N];
         for (int t = 0; t < N; t++) acc[t] = zero();
         const float* xb = x;
-        for (int b = 0; b < blocks; b++, row += F::BYTES)
-            for (int s = 0; s < F::BLOCK / 32; s++, xb += 32) {
-                V v[PARTS];
-                F::values(row, s, v);
+        for (int b = 0; b < blocks; b++, row += F::BYTES, xb += 32) {
+            V v[PARTS];
+            F::values(row, v);
 #pragma GCC unroll 4
-                for (int t = 0; t < N; t++)
+            for (int t = 0; t < N; t++)
 #pragma GCC unroll 8
-                    for (int i = 0; i < PARTS; i++) acc[t] = fma(v[i], load(xb + t * x_stride + i * W), acc[t]);
-            }
+                for (int i = 0; i < PARTS; i++) acc[t] = fma(v[i], load(xb + t * x_stride + i * W), acc[t]);
+        }
         for (int t = 0; t < N; t++) y[t * y_stride + o] = sum(acc[t]);
     }
 }
@@ -99,8 +94,9 @@ void dots(const uint8_t* w, size_t row_bytes, const float* x, size_t x_stride, i
     }
 }
 
-constexpr int PANEL = 2 * W;          // outputs side by side
-constexpr int PANEL_TOKENS = W == 16 ? 12 : 6;  // accumulators: 24 of 32 or 12 of 16 registers
+constexpr int PANEL = std::max(GROUP, 2 * W);   // outputs side by side: whole groups
+constexpr int PANEL_VECTORS = PANEL / W;
+constexpr int PANEL_TOKENS = W == 16 ? 12 : W == 8 ? 6 : 3;  // accumulators: 24 of 32 registers, or 12 of 16
 constexpr int PANEL_INPUTS = 2048;    // inputs per panel: 2048 * 16 * 4 bytes = 128 KiB stay in the second-level cache
 
 // Transpose a W x W tile: rows[r] holds W inputs of output r; out + i * PANEL receives W outputs of input i.
@@ -134,22 +130,31 @@ inline void transpose_tile(const V* rows, float* out) {
 // panel[input][output].
 template <class F>
 void fill_panel(const uint8_t* w, size_t row_bytes, int o, int outputs, int first, int count, float* panel) {
-    for (int k = 0; k < count; k += 32) {
-        const int at = first + k;
-        for (int half = 0; half < PANEL; half += W) {
-            V rows[PARTS][W];
-            for (int r = 0; r < W; r++) {
-                V v[PARTS];
-                if (o + half + r < outputs) {
-                    const uint8_t* block = w + (size_t)(o + half + r) * row_bytes + (size_t)(at / F::BLOCK) * F::BYTES;
-                    F::values(block, at % F::BLOCK / 32, v);
-                } else {
-                    for (int i = 0; i < PARTS; i++) v[i] = zero();
+    if constexpr (F::PACKED) {
+        for (int part = 0; part < PANEL; part += GROUP) {
+            const uint8_t* group = w + (size_t)((o + part) / GROUP) * row_bytes + (size_t)(first / F::BLOCK) * F::BYTES;
+            for (int k = 0; k < count; k += 32)
+                for (int l = 0; l < LANE_VECTORS; l++) {
+                    V v[32];
+                    for (int i = 0; i < 32; i++) v[i] = zero();
+                    if (o + part < outputs)
+                        packed_values<F>(group + (size_t)(k / F::BLOCK) * F::BYTES, k % F::BLOCK / 32, l, v);
+                    for (int i = 0; i < 32; i++) store(panel + (size_t)(k + i) * PANEL + part + l * W, v[i]);
                 }
-                for (int i = 0; i < PARTS; i++) rows[i][r] = v[i];
-            }
-            for (int i = 0; i < PARTS; i++) transpose_tile(rows[i], panel + (size_t)(k + i * W) * PANEL + half);
         }
+    } else {
+        for (int k = 0; k < count; k += 32)
+            for (int half = 0; half < PANEL; half += W) {
+                V rows[PARTS][W];
+                for (int r = 0; r < W; r++) {
+                    V v[PARTS];
+                    for (int i = 0; i < PARTS; i++) v[i] = zero();
+                    if (o + half + r < outputs)
+                        F::values(w + (size_t)(o + half + r) * row_bytes + (size_t)((first + k) / 32) * F::BYTES, v);
+                    for (int i = 0; i < PARTS; i++) rows[i][r] = v[i];
+                }
+                for (int i = 0; i < PARTS; i++) transpose_tile(rows[i], panel + (size_t)(k + i * W) * PANEL + half);
+            }
     }
 }
 
@@ -157,21 +162,21 @@ void fill_panel(const uint8_t* w, size_t row_bytes, int o, int outputs, int firs
 template <int N>
 inline void panel_tokens(const float* panel, const float* x, size_t x_stride, int count, float* y, size_t y_stride,
                          int width, bool fresh) {
-    V acc[N][2];
-    for (int t = 0; t < N; t++) acc[t][0] = acc[t][1] = zero();
+    V acc[N][PANEL_VECTORS];
+    for (int t = 0; t < N; t++)
+        for (int l = 0; l < PANEL_VECTORS; l++) acc[t][l] = zero();
     for (int k = 0; k < count; k++) {
-        V w0 = load(panel + (size_t)k * PANEL), w1 = load(panel + (size_t)k * PANEL + W);
+        V w[PANEL_VECTORS];
+        for (int l = 0; l < PANEL_VECTORS; l++) w[l] = load(panel + (size_t)k * PANEL + l * W);
 #pragma GCC unroll 12
         for (int t = 0; t < N; t++) {
             V xt = all(x[t * x_stride + k]);
-            acc[t][0] = fma(xt, w0, acc[t][0]);
-            acc[t][1] = fma(xt, w1, acc[t][1]);
+            for (int l = 0; l < PANEL_VECTORS; l++) acc[t][l] = fma(xt, w[l], acc[t][l]);
         }
     }
     for (int t = 0; t < N; t++) {
         float lanes[PANEL];
-        store(lanes, acc[t][0]);
-        store(lanes + W, acc[t][1]);
+        for (int l = 0; l < PANEL_VECTORS; l++) store(lanes + l * W, acc[t][l]);
         float* out = y + t * y_stride;
         if (fresh)
             for (int i = 0; i < width; i++) out[i] = lanes[i];
@@ -237,22 +242,39 @@ inline void transpose_pairs(__m512i* rows, uint32_t* out) {
     }
 }
 
+// 16 outputs of inputs 2 p and 2 p + 1 as pairs.
+inline __m512i pairs(V even, V odd) {
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
+    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
 template <class F>
 void fill_panel16(const uint8_t* w, size_t row_bytes, int o, int outputs, int first, int count, uint32_t* panel) {
-    for (int k = 0; k < count; k += 32) {
-        const int at = first + k;
-        for (int half = 0; half < PANEL; half += 16) {
-            __m512i rows[16];
-            for (int r = 0; r < 16; r++) {
-                V v[PARTS] = {zero(), zero()};
-                if (o + half + r < outputs) {
-                    const uint8_t* block = w + (size_t)(o + half + r) * row_bytes + (size_t)(at / F::BLOCK) * F::BYTES;
-                    F::values(block, at % F::BLOCK / 32, v);
-                }
-                rows[r] = (__m512i)_mm512_cvtne2ps_pbh(v[1], v[0]);
+    if constexpr (F::PACKED) {
+        for (int part = 0; part < PANEL; part += GROUP) {
+            const uint8_t* group = w + (size_t)((o + part) / GROUP) * row_bytes + (size_t)(first / F::BLOCK) * F::BYTES;
+            for (int k = 0; k < count; k += 32) {
+                V v[32];
+                for (int i = 0; i < 32; i++) v[i] = zero();
+                if (o + part < outputs)
+                    packed_values<F>(group + (size_t)(k / F::BLOCK) * F::BYTES, k % F::BLOCK / 32, 0, v);
+                for (int i = 0; i < 16; i++)
+                    _mm512_storeu_si512(panel + (size_t)(k / 2 + i) * PANEL + part, pairs(v[2 * i], v[2 * i + 1]));
             }
-            transpose_pairs(rows, panel + (size_t)(k / 2) * PANEL + half);
         }
+    } else {
+        for (int k = 0; k < count; k += 32)
+            for (int half = 0; half < PANEL; half += 16) {
+                __m512i rows[16];
+                for (int r = 0; r < 16; r++) {
+                    V v[PARTS] = {zero(), zero()};
+                    if (o + half + r < outputs)
+                        F::values(w + (size_t)(o + half + r) * row_bytes + (size_t)((first + k) / 32) * F::BYTES, v);
+                    rows[r] = (__m512i)_mm512_cvtne2ps_pbh(v[1], v[0]);
+                }
+                transpose_pairs(rows, panel + (size_t)(k / 2) * PANEL + half);
+            }
     }
 }
 

@@ -15,6 +15,7 @@
 #include "dispatch.h"
 #include "kernel_table.h"
 #include "pool.h"
+#include "packing.h"
 
 namespace nb = nanobind;
 
@@ -27,7 +28,7 @@ T* at(uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
-// One linear layer's weights in file layout. Holds addresses only.
+// One linear layer's weights. Holds addresses only.
 struct Weight {
     std::vector<WeightPart> parts;
     int inputs = 0;
@@ -42,6 +43,12 @@ struct Weight {
     }
 };
 
+size_t group_bytes(int format, int inputs) {
+    const packing::Sizes size = packing::sizes(format);
+    if (!size.block || inputs % size.block) throw std::invalid_argument("rows of this format cannot be packed");
+    return (size_t)(inputs / size.block) * size.packed;
+}
+
 // The processor's side: which kernels, and the threads they run on.
 class Device {
 public:
@@ -52,6 +59,13 @@ public:
     const Kernels& kernels() const { return *kernels_; }
     int threads() const { return pool_.threads(); }
     void run(const Operation* operations, int count) { pool_.run(operations, count); }
+
+    // Lay rows of a quantised format out in groups of 16 at `packed`, group_bytes apart.
+    void pack(int format, uintptr_t rows, size_t row_bytes, int outputs, int inputs, uintptr_t packed) {
+        PackArguments a{format, at<const uint8_t>(rows), row_bytes, outputs, inputs, at<uint8_t>(packed)};
+        Operation operation{packing::pack, &a};
+        run(&operation, 1);
+    }
 
 private:
     Pool pool_;
@@ -75,9 +89,7 @@ public:
     }
 
     void embedding(const Weight& w, uintptr_t ids, float scale, uintptr_t y, int tokens) {
-        const WeightPart& part = w.parts.at(0);
-        EmbeddingArguments a{part.format, part.rows, part.row_bytes, w.inputs, at<const int64_t>(ids), scale,
-                             at<float>(y), tokens};
+        EmbeddingArguments a{w.parts.at(0), w.inputs, at<const int64_t>(ids), scale, at<float>(y), tokens};
         take(kernels().embedding, a);
     }
 
@@ -115,13 +127,32 @@ public:
         take(kernels().gate, a);
     }
 
+    void sample(uintptr_t logits, int rows, int vocab, uintptr_t temperature, uintptr_t top_k, uintptr_t top_p,
+                uintptr_t min_p, uintptr_t xtc_probability, uintptr_t xtc_threshold, uintptr_t key, uintptr_t token) {
+        SampleArguments a{at<const float>(logits), rows, vocab, at<const float>(temperature), at<const int32_t>(top_k),
+                          at<const float>(top_p), at<const float>(min_p), at<const float>(xtc_probability),
+                          at<const float>(xtc_threshold), at<const int64_t>(key), at<int64_t>(token)};
+        take(kernels().sample, a, rows);
+    }
+
+    void finite(uintptr_t x, int rows, int width, uintptr_t finite) {
+        FiniteArguments a{at<const float>(x), rows, width, at<bool>(finite)};
+        take(kernels().finite, a, rows);
+    }
+
 private:
     const Kernels& kernels() const { return device_.kernels(); }
 
+    // `pieces` tells how many threads the operation can use: one piece is not worth waking the others.
     template <class Arguments>
-    void take(void (*run)(const void*, Turn), const Arguments& arguments) {
+    void take(void (*run)(const void*, Turn), const Arguments& arguments, int pieces = 2) {
         if (!keep_) {
             Operation operation{run, &arguments};
+            if (pieces < 2) {
+                std::atomic<int> next{0};
+                run(&arguments, Turn{0, 1, &next});
+                return;
+            }
             device_.run(&operation, 1);
             return;
         }
@@ -144,7 +175,9 @@ private:
 NB_MODULE(_cpu, m) {
     using namespace troth;
     m.doc() = "CPU kernels of Troth. Use through troth.ops; addresses are not checked.";
+    m.attr("INTERFACE") = 2;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
     m.def("instruction_sets", &instruction_sets, "Names this processor can run, widest first.");
+    m.def("group_bytes", &group_bytes, "Bytes of 16 packed rows of a quantised format.");
     nb::class_<Weight>(m, "Weight")
         .def(nb::init<int>(), nb::arg("inputs"))
         .def("add", &Weight::add)
@@ -152,6 +185,7 @@ NB_MODULE(_cpu, m) {
         .def_ro("outputs", &Weight::outputs);
     nb::class_<Device>(m, "Device")
         .def(nb::init<int, const std::string&>(), nb::arg("threads"), nb::arg("isa"))
+        .def("pack", &Device::pack, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("threads", &Device::threads)
         .def_prop_ro("name", [](const Device& d) { return std::string(d.kernels().name); })
         .def_prop_ro("bf16_products", [](const Device& d) { return d.kernels().bf16_products; });
@@ -164,5 +198,7 @@ NB_MODULE(_cpu, m) {
         .def("norm", &Tape::norm, nb::call_guard<nb::gil_scoped_release>())
         .def("rotary", &Tape::rotary, nb::call_guard<nb::gil_scoped_release>())
         .def("attention", &Tape::attention, nb::call_guard<nb::gil_scoped_release>())
-        .def("gate", &Tape::gate, nb::call_guard<nb::gil_scoped_release>());
+        .def("gate", &Tape::gate, nb::call_guard<nb::gil_scoped_release>())
+        .def("sample", &Tape::sample, nb::call_guard<nb::gil_scoped_release>())
+        .def("finite", &Tape::finite, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -48,6 +48,7 @@ inline V load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 inline V load_i8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+inline V load_u8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 
 #elif defined(TROTH_AVX2)
 
@@ -86,6 +87,7 @@ inline V load_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
 inline V load_i8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+inline V load_u8(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
 
 #else
 
@@ -134,6 +136,7 @@ inline V load_bf16(const uint16_t* p) {
     return v;
 }
 inline V load_i8(const int8_t* p) { return V{(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
+inline V load_u8(const uint8_t* p) { return V{(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
 
 #endif
 

@@ -1,6 +1,9 @@
 """The C++ kernels (csrc/module.cpp). Addresses are not checked: use through ``troth.ops``."""
 
+INTERFACE: int
+
 def instruction_sets() -> list[str]: ...
+def group_bytes(format: int, inputs: int, /) -> int: ...
 
 class Weight:
     inputs: int
@@ -13,6 +16,7 @@ class Device:
     name: str
     bf16_products: bool
     def __init__(self, threads: int, isa: str) -> None: ...
+    def pack(self, format: int, rows: int, row_bytes: int, outputs: int, inputs: int, packed: int, /) -> None: ...
 
 class Tape:
     def __init__(self, device: Device, keep: bool) -> None: ...
@@ -70,3 +74,19 @@ class Tape:
         /,
     ) -> None: ...
     def gate(self, gate_up: int, act: int, y: int, inner: int, tokens: int, /) -> None: ...
+    def sample(
+        self,
+        logits: int,
+        rows: int,
+        vocab: int,
+        temperature: int,
+        top_k: int,
+        top_p: int,
+        min_p: int,
+        xtc_probability: int,
+        xtc_threshold: int,
+        key: int,
+        token: int,
+        /,
+    ) -> None: ...
+    def finite(self, x: int, rows: int, width: int, finite: int, /) -> None: ...

@@ -22,7 +22,7 @@ for module in pkgutil.iter_modules(troth.ops.__path__):
 
 DOCUMENT = Document.read("docs/ops.md")
 SHAPES = DOCUMENT.section("Shapes")
-DTYPES = ("float32", "bfloat16", "float16", "int64")
+DTYPES = ("float32", "bfloat16", "float16", "int64", "bool")
 SUMMARY = {code(row["op"]): row for row in DOCUMENT.table("op", *DTYPES, "providers")}
 DECLARED = sorted(OPS)
 """Before any test declares one of its own."""

@@ -5,49 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.cpu.op_cases import FLOATS, RowSpec, assert_close, paged_kv, providers, run, step
+from tests.cpu.op_cases import FLOATS, assert_close, cases, inputs, providers, run, step
 from troth.contracts.names import BLOCK_TOKENS
-from troth.ops.attention import attention
+from troth.ops.attention import attention, paged_kv
+from troth.ops.grid import Case, RowSpec
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
-STEPS: dict[str, list[RowSpec]] = {
-    "one-single": [(0, 36, 1)],
-    "first-token": [(0, 0, 1)],
-    "equal-singles": [(2, 31, 1), (0, 31, 1)],
-    "uneven-singles": [(1, 0, 1), (3, 15, 1), (0, 16, 1), (2, 70, 1)],
-    "prompt": [(0, 0, 21)],
-    "one-block-prompt": [(0, 0, 16)],
-    "continued-prompt": [(0, 19, 15)],
-    "mixed": [(3, 40, 1), (1, 3, 1), (0, 0, 33), (2, 30, 2)],
-}
-HEADS = [(1, 1, 32), (4, 2, 64), (9, 3, 80), (8, 1, 128), (3, 3, 256)]
-"""Query heads, key-value heads, head size."""
+MIXED: list[RowSpec] = [(3, 40, 1), (1, 3, 1), (0, 0, 33), (2, 30, 2)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("window", [None, 1, 7, 16, 17, 64])
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("specs", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("case", cases(attention))
 @pytest.mark.parametrize("provider", providers(attention))
-def test_attention_equals_the_reference(
-    provider: str, specs: list[RowSpec], heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(0)
-    num_heads, num_kv_heads, head_dim = heads
-    rows = step(specs)
-    kv, table_RB, slots_T = paged_kv(rows, num_kv_heads, head_dim, dtype, window)
-    q_THD = torch.randn(len(slots_T), num_heads, head_dim).to(dtype)
-    args = (q_THD, kv, table_RB, rows, head_dim**-0.5, window)
+def test_attention_equals_the_reference(provider: str, case: Case, dtype: torch.dtype) -> None:
+    args = case.make(inputs(dtype))
     assert_close(attention, run(attention, provider, *args), attention.reference(*args))
 
 
 @pytest.mark.parametrize("provider", providers(attention))
 def test_attention_takes_a_cache_of_another_dtype(provider: str) -> None:
-    torch.manual_seed(0)
-    rows = step(STEPS["mixed"])
-    kv, table_RB, slots_T = paged_kv(rows, 2, 64, torch.bfloat16)
-    args = (torch.randn(len(slots_T), 4, 64), kv, table_RB, rows, 0.125)
+    rows = step(MIXED)
+    kv, table_RB, slots_T = paged_kv(inputs(torch.bfloat16), rows, 2, 64)
+    args = (inputs().normal(len(slots_T), 4, 64), kv, table_RB, rows, 0.125)
     assert_close(attention, run(attention, provider, *args), attention.reference(*args))
 
 
@@ -55,10 +35,9 @@ def test_attention_takes_a_cache_of_another_dtype(provider: str) -> None:
 @pytest.mark.parametrize("window", [None, 9])
 def test_attention_is_softmax_over_each_rows_own_context(window: int | None, softcap: float | None) -> None:
     """The reference, token by token in float64."""
-    torch.manual_seed(0)
-    rows = step(STEPS["mixed"])
-    kv, table_RB, slots_T = paged_kv(rows, 2, 32, torch.float32, window)
-    q_THD = torch.randn(len(slots_T), 4, 32)
+    rows = step(MIXED)
+    kv, table_RB, slots_T = paged_kv(inputs(), rows, 2, 32, window)
+    q_THD = inputs(seed=1).normal(len(slots_T), 4, 32)
     keys = kv.k_NKDS.transpose(2, 3)
     got = attention.reference(q_THD, kv, table_RB, rows, 0.3, window, softcap)
     tokens = [(r, start + i) for r, start in enumerate(rows.starts) for i in range(rows.num_new[r])]
@@ -76,13 +55,12 @@ def test_attention_is_softmax_over_each_rows_own_context(window: int | None, sof
 @pytest.mark.parametrize("window", [None, 5])
 def test_attention_keeps_rows_apart(window: int | None) -> None:
     """A row's outputs are the same alone and beside others, up to the order of sums."""
-    torch.manual_seed(0)
-    rows = step(STEPS["mixed"])
-    kv, table_RB, slots_T = paged_kv(rows, 2, 64, torch.float32, window)
-    q_THD = torch.randn(len(slots_T), 4, 64)
+    rows = step(MIXED)
+    kv, table_RB, slots_T = paged_kv(inputs(), rows, 2, 64, window)
+    q_THD = inputs(seed=1).normal(len(slots_T), 4, 64)
     together = attention(q_THD, kv, table_RB, rows, 0.125, window)
     begin = 0
-    for r, spec in enumerate(STEPS["mixed"]):
+    for r, spec in enumerate(MIXED):
         end = begin + spec[2]
         alone = attention(q_THD[begin:end], kv, table_RB[r : r + 1], step([spec]), 0.125, window)
         assert_close(attention, together[begin:end], alone)

@@ -7,24 +7,20 @@ import math
 import pytest
 import torch
 
-from tests.cpu.op_cases import FLOATS, assert_close, providers, run
-from troth.ops.gated_activation import Activation, gated_activation
+from tests.cpu.op_cases import FLOATS, assert_close, cases, inputs, providers, run
+from troth.ops.gated_activation import gated_activation
+from troth.ops.grid import Case
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 33), (7, 96), (3, 1536)], ids=str)
+@pytest.mark.parametrize("case", cases(gated_activation))
 @pytest.mark.parametrize("provider", providers(gated_activation))
-def test_gated_activation_equals_the_reference(
-    provider: str, shape: tuple[int, int], activation: Activation, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(0)
-    gate_up_T2I = (torch.randn(shape[0], 2 * shape[1]) * 3).to(dtype)
-    before = gate_up_T2I.clone()
-    got = run(gated_activation, provider, gate_up_T2I, activation)
-    assert_close(gated_activation, got, gated_activation.reference(before, activation))
+def test_gated_activation_equals_the_reference(provider: str, case: Case, dtype: torch.dtype) -> None:
+    gate_up_T2I, activation = case.make(inputs(dtype))
+    want = gated_activation.reference(gate_up_T2I.clone(), activation)
+    assert_close(gated_activation, run(gated_activation, provider, gate_up_T2I, activation), want)
 
 
 def test_gated_activation_reference_gates_the_second_half() -> None:

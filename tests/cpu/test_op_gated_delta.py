@@ -4,61 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.cpu.op_cases import FLOATS, RowSpec, assert_close, providers, run, step
-from troth.ops.gated_delta import gated_delta
+from tests.cpu.op_cases import FLOATS, assert_close, cases, inputs, providers, run, step
+from troth.ops.gated_delta import arguments, gated_delta
+from troth.ops.grid import Case
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
-MAX_ROWS = 5
-STEPS: dict[str, list[RowSpec]] = {
-    "one-single": [(3, 9, 1)],
-    "first-token": [(2, 0, 1)],
-    "neighbours": [(1, 4, 1), (2, 0, 1), (3, 7, 1)],
-    "scattered-singles": [(4, 3, 1), (0, 0, 1), (2, 1, 1)],
-    "prompt": [(1, 0, 63)],
-    "one-chunk-prompt": [(1, 0, 64)],
-    "continued-prompt": [(1, 7, 65)],
-    "three-chunks": [(1, 1, 150)],
-    "mixed": [(4, 2, 1), (1, 0, 1), (0, 0, 17), (3, 1, 70)],
-}
-HEADS = [(1, 1, 32, 32), (2, 4, 16, 24), (3, 9, 64, 64), (2, 2, 128, 128)]
-"""Key heads, value heads, key size, value size."""
-
-
-def inputs(num_tokens: int, heads: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values; log decays from forgetting at once to hardly at all; learning rates."""
-    key_heads, num_heads, key_dim, value_dim = heads
-    # Shifted, so that the keys of a row are alike, as they are behind a SiLU.
-    qkv = (torch.randn(num_tokens, 2 * key_heads * key_dim + num_heads * value_dim) + 0.7).to(dtype)
-    log_decay = -torch.exp(torch.empty(num_tokens, num_heads).uniform_(-8, 1.5))
-    return qkv, log_decay, torch.rand(num_tokens, num_heads)
-
-
-def state(rows: list[RowSpec], heads: tuple[int, int, int, int]) -> Tensor:
-    """What each row remembers; NaN in rows that start at 0 and in those that take no part."""
-    memory = torch.full((MAX_ROWS, *heads[1:]), torch.nan)
-    for row, start, _ in rows:
-        if start > 0:
-            memory[row] = torch.randn(heads[1:]) * 0.3
-    return memory
-
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("specs", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("case", cases(gated_delta))
 @pytest.mark.parametrize("provider", providers(gated_delta))
-def test_gated_delta_equals_the_reference(
-    provider: str, specs: list[RowSpec], heads: tuple[int, int, int, int], dtype: torch.dtype
+def test_gated_delta_equals_the_reference_and_touches_its_rows_only(
+    provider: str, case: Case, dtype: torch.dtype
 ) -> None:
-    torch.manual_seed(0)
-    rows = step(specs)
-    qkv, log_decay, beta = inputs(sum(rows.num_new), heads, dtype)
-    before = state(specs, heads)
-    state_got, state_want = before.clone(), before.clone()
-    got = run(gated_delta, provider, qkv, heads[0], log_decay, beta, state_got, rows)
-    want = gated_delta.reference(qkv, heads[0], log_decay, beta, state_want, rows)
+    args, args_want = case.make(inputs(dtype)), case.make(inputs(dtype))
+    got, want = run(gated_delta, provider, *args), gated_delta.reference(*args_want)
+    state_got, state_want = args[4], args_want[4]
     assert_close(gated_delta, got, want)
     assert torch.equal(state_got.isnan(), state_want.isnan()), "states of other rows were touched"
     assert_close(gated_delta, state_got.nan_to_num(), state_want.nan_to_num())
@@ -66,12 +28,10 @@ def test_gated_delta_equals_the_reference(
 
 def test_gated_delta_reference_follows_the_recurrence() -> None:
     """Token by token in float64, from the rule as it is written down."""
-    torch.manual_seed(0)
-    heads = (2, 4, 8, 6)
-    qkv, log_decay, beta = inputs(20, heads, torch.float32)
-    memory = state([(2, 5, 20)], heads)
+    args = arguments([(2, 5, 20)], (2, 4, 8, 6), inputs())
+    qkv, _, log_decay, beta, memory, _ = args
     s = memory[2].double()
-    got = gated_delta.reference(qkv, 2, log_decay, beta, memory, step([(2, 5, 20)]))
+    got = gated_delta.reference(*args)
     q, k = (qkv[:, i * 16 : (i + 1) * 16].double().view(20, 2, 8) for i in range(2))
     v = qkv[:, 32:].double().view(20, 4, 6)
     for t in range(20):
@@ -100,11 +60,9 @@ def test_gated_delta_recalls_the_last_value_of_a_key(provider: str) -> None:
 
 @pytest.mark.parametrize("sizes", [(1, 1, 98), (64, 36), (37, 63), (99, 1)])
 def test_gated_delta_in_chunks_equals_the_whole(sizes: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    heads = (2, 4, 32, 16)
-    qkv, log_decay, beta = inputs(100, heads, torch.float32)
-    memory = state([], heads)
-    whole = gated_delta(qkv, 2, log_decay, beta, memory, step([(0, 0, 100)]))
+    args = arguments([(0, 0, 100)], (2, 4, 32, 16), inputs())
+    qkv, _, log_decay, beta, memory, _ = args
+    whole = gated_delta(*args)
     parts, begin = [], 0
     for size in sizes:
         at = slice(begin, begin + size)

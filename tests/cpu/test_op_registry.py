@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,18 +11,25 @@ from typing import Any
 import pytest
 import torch
 
+import troth.ops
+from tests.cpu.op_cases import inputs, packed_arguments
 from troth.errors import OptionError
 from troth.ops import registry
 from troth.ops.registry import OPS, Op, Provider, Tolerance
 
+for module in pkgutil.iter_modules(troth.ops.__path__):
+    importlib.import_module(f"troth.ops.{module.name}")
+
 EXACT = {torch.float32: Tolerance(0.0, 0.0, "a test")}
+DECLARED = sorted(OPS)
+"""Before any test declares one of its own."""
 
 
 @pytest.fixture
 def doubled() -> Iterator[Op[[int], str]]:
     """An op of the real registry, taken out again; it tells who ran."""
 
-    @registry.op(tolerances=EXACT)
+    @registry.op(tolerances=EXACT, grid=tuple)
     def doubled_for_tests(value: int) -> str:
         """Say who doubled it."""
         return f"reference {2 * value}"
@@ -44,13 +53,13 @@ def register(op: Op[[int], str], name: str, **options: Any) -> None:
 
 def test_op_without_providers_runs_its_reference_and_counts_nothing(doubled: Op[[int], str]) -> None:
     assert doubled(4) == "reference 8"
-    assert not doubled.fallbacks
+    assert doubled.num_fallbacks == 0
     assert (doubled.name, doubled.__doc__) == ("doubled_for_tests", "Say who doubled it.")
 
 
 def test_op_declared_twice_is_refused(doubled: Op[[int], str]) -> None:
     with pytest.raises(TypeError, match="doubled_for_tests is declared twice"):
-        registry.op(tolerances=EXACT)(doubled.reference)
+        registry.op(tolerances=EXACT, grid=tuple)(doubled.reference)
 
 
 def test_op_runs_the_first_active_provider_that_supports_the_call(doubled: Op[[int], str]) -> None:
@@ -59,7 +68,7 @@ def test_op_runs_the_first_active_provider_that_supports_the_call(doubled: Op[[i
     doubled.activate(("fast", "absent", "slow"))
     assert doubled.active == ("fast", "slow")
     assert [doubled(3), doubled(30)] == ["fast 6", "slow 60"]
-    assert not doubled.fallbacks
+    assert doubled.num_fallbacks == 0
     doubled.activate(("slow", "fast"))
     assert doubled(3) == "slow 6"
 
@@ -68,8 +77,9 @@ def test_op_counts_calls_that_fell_back_to_the_reference(doubled: Op[[int], str]
     register(doubled, "fast", supports=lambda value: value < 10)
     doubled.activate(("fast",))
     assert [doubled(1), doubled(10), doubled(11)] == ["fast 2", "reference 20", "reference 22"]
-    assert doubled.fallbacks == {"fast": 2}
-    assert "doubled_for_tests ran its reference 2 times" in registry.fallbacks()
+    assert doubled.num_fallbacks == 2
+    told = "doubled_for_tests ran its reference 2 times: none of fast takes such arguments"
+    assert told in registry.fallbacks()
 
 
 def test_provider_of_another_signature_is_refused(doubled: Op[[int], str]) -> None:
@@ -128,7 +138,7 @@ def test_activate_refuses_a_provider_that_cannot_run_here_only_when_it_was_asked
     assert by_name["torch"].active
 
 
-@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("name", DECLARED)
 def test_op_states_what_it_computes_and_why_its_tolerances_are_what_they_are(name: str) -> None:
     declared = OPS[name]
     assert declared.__doc__
@@ -139,7 +149,51 @@ def test_op_states_what_it_computes_and_why_its_tolerances_are_what_they_are(nam
         assert tolerance.relative >= 0
 
 
+@pytest.mark.parametrize("tolerance", [Tolerance(0.5, 0.0, ""), Tolerance(0.0, 0.25, "")], ids=["absolute", "relative"])
+def test_tolerance_holds_up_to_its_bound_and_never_for_nan(tolerance: Tolerance) -> None:
+    got = torch.tensor([2.5, 1.5, 2.51, 1.49, torch.nan, torch.inf])
+    want = torch.tensor([2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    assert tolerance.holds(got, want).tolist() == [True, True, False, False, False, False]
+    assert not tolerance.holds(torch.tensor(torch.nan), torch.tensor(torch.nan))
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_op_grid_names_cases_for_tests_and_for_benchmarks_apart(name: str) -> None:
+    cases = list(OPS[name].grid())
+    assert len({case.name for case in cases}) == len(cases)
+    assert {case.timed for case in cases} == {False, True}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.usefixtures("fresh_memory_is_nan")
+def test_op_reference_computes_every_case_of_its_grid(name: str) -> None:
+    op = OPS[name]
+    for case in op.grid():
+        if not case.timed:
+            arguments = case.make(inputs())
+            results = op.reference(*arguments)
+            # An op without a result changes its first argument.
+            assert is_filled(arguments[0] if results is None else results), case.name
+
+
+@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.usefixtures("fresh_memory_is_nan")
+def test_op_computes_the_cases_that_benchmarks_time(name: str) -> None:
+    op = OPS[name]
+    for case in op.grid():
+        if case.timed:
+            arguments = packed_arguments(case.make(inputs()), torch.float32)
+            results = op(*arguments)
+            assert is_filled(arguments[0] if results is None else results), case.name
+
+
 @pytest.mark.parametrize("name", sorted(name for name, op in OPS.items() if op.implementations))
 def test_op_with_providers_has_a_test_that_compares_them(name: str) -> None:
     compared = [path for path in Path(__file__).parent.glob("test_op_*.py") if f"providers({name})" in path.read_text()]
     assert compared, f"no tests/cpu/test_op_*.py runs the providers of {name}"
+
+
+def is_filled(results: Any) -> bool:
+    """Whether every value was written: new memory is NaN."""
+    tensors = results if isinstance(results, tuple) else (results,)
+    return not any(bool(tensor.isnan().any()) for tensor in tensors)

@@ -6,12 +6,17 @@ S = 16 slots of a block, D head size, L keys seen.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from troth.contracts.names import BLOCK_TOKENS
+from troth.ops.grid import TIMED_STEPS, Case, Inputs, RowSpec, rows_of, sizes
 from troth.ops.registry import Tolerance, op
 from troth.ops.rows import Rows
 
@@ -25,12 +30,36 @@ class LayerKV:
     v_NKSD: Tensor
 
 
+_STEPS: Final[dict[str, Sequence[RowSpec]]] = {
+    "one-single": [(0, 36, 1)],
+    "first-token": [(0, 0, 1)],
+    "equal-singles": [(2, 31, 1), (0, 31, 1)],
+    "uneven-singles": [(1, 0, 1), (3, 15, 1), (0, 16, 1), (2, 70, 1)],
+    "prompt": [(0, 0, 21)],
+    "one-block-prompt": [(0, 0, 16)],
+    "continued-prompt": [(0, 19, 15)],
+    "mixed": [(3, 40, 1), (1, 3, 1), (0, 0, 33), (2, 30, 2)],
+}
+_HEADS: Final = ((1, 1, 32), (4, 2, 64), (9, 3, 80), (8, 1, 128), (3, 3, 256))
+"""Query heads, key-value heads, head size."""
+_TIMED_HEADS: Final = ((9, 3, 64), (32, 8, 128))
+_WINDOWS: Final = (None, 1, 7, 16, 17, 64)
+
+
+def _grid() -> Iterator[Case]:
+    for (step, specs), heads, window in product(_STEPS.items(), _HEADS, _WINDOWS):
+        yield Case(f"{step}-{sizes(*heads)}-window-{window}", partial(_arguments, specs, heads, window))
+    for (step, specs), heads in product(TIMED_STEPS.items(), _TIMED_HEADS):
+        yield Case(f"{step}-{sizes(*heads)}", partial(_arguments, specs, heads, None), timed=True)
+
+
 @op(
     tolerances={
         torch.float32: Tolerance(2e-5, 2e-5, "sums of up to a few thousand float32 products in another order"),
         torch.bfloat16: Tolerance(1e-2, 1.6e-2, "the output is rounded to 8 bits of mantissa"),
         torch.float16: Tolerance(2e-3, 2e-3, "the output is rounded to 11 bits of mantissa"),
-    }
+    },
+    grid=_grid,
 )
 def attention(
     q_THD: Tensor,
@@ -88,3 +117,43 @@ def _gather(cache_NKSD: Tensor, table: Tensor, length: int) -> Tensor:
     """Keys or values of one row in order, float32 [K, length, D]."""
     blocks_BKSD = cache_NKSD[table].float()
     return blocks_BKSD.transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def paged_kv(
+    inputs: Inputs, rows: Rows, num_kv_heads: int, head_dim: int, window: int | None = None
+) -> tuple[LayerKV, Tensor, Tensor]:
+    """A pool for a step of a grid: its blocks lie in no order, and it is NaN where no token of a row's context is.
+
+    Returns:
+        the pool; the block table, int32 [R, B], -1 where nothing is held (before the window, after the end); the
+        slots of the new tokens, int64 [T].
+    """
+    lengths = [start + count for start, count in zip(rows.starts, rows.num_new, strict=True)]
+    width = -(-max(lengths) // BLOCK_TOKENS)
+    num_blocks = rows.num_rows * width + 3
+    k_NKDS = torch.full((num_blocks, num_kv_heads, head_dim, BLOCK_TOKENS), torch.nan, dtype=inputs.dtype)
+    v_NKSD = torch.full((num_blocks, num_kv_heads, BLOCK_TOKENS, head_dim), torch.nan, dtype=inputs.dtype)
+    kv = LayerKV(k_NKDS.to(inputs.device), v_NKSD.to(inputs.device))
+    free = inputs.order(num_blocks)
+    table_RB = torch.full((rows.num_rows, width), -1, dtype=torch.int32)
+    slots: list[Tensor] = []
+    for r, (start, length) in enumerate(zip(rows.starts, lengths, strict=True)):
+        first = 0 if window is None else max(0, start - window + 1) // BLOCK_TOKENS
+        for index in range(first, -(-length // BLOCK_TOKENS)):
+            table_RB[r, index] = free.pop()
+        position_L = torch.arange(first * BLOCK_TOKENS, length)
+        slot_L = table_RB[r, position_L // BLOCK_TOKENS].long() * BLOCK_TOKENS + position_L % BLOCK_TOKENS
+        block_L, offset_L = (slot_L // BLOCK_TOKENS).to(inputs.device), (slot_L % BLOCK_TOKENS).to(inputs.device)
+        for cache in (kv.k_NKDS.transpose(2, 3), kv.v_NKSD):
+            cache[block_L, :, offset_L] = inputs.normal(len(position_L), num_kv_heads, head_dim)
+        slots.append(slot_L[position_L >= start])
+    return kv, table_RB.to(inputs.device), torch.cat(slots).to(inputs.device)
+
+
+def _arguments(
+    specs: Sequence[RowSpec], heads: tuple[int, int, int], window: int | None, inputs: Inputs
+) -> tuple[Any, ...]:
+    num_heads, num_kv_heads, head_dim = heads
+    rows = rows_of(specs, inputs.device)
+    kv, table_RB, slots_T = paged_kv(inputs, rows, num_kv_heads, head_dim, window)
+    return inputs.normal(len(slots_T), num_heads, head_dim), kv, table_RB, rows, head_dim**-0.5, window

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from troth.ops.linear import dense
+from troth.ops.grid import Case, Inputs
+from troth.ops.linear import FORMS, RawLinearWeight, dense, random_weight
 from troth.ops.registry import Tolerance, op
 from troth.weights.quantized import QuantTensor
+
+
+def _grid() -> Iterator[Case]:
+    for form, scale in product(FORMS, (1.0, 2.5)):
+        yield Case(f"{form}-scale-{scale:g}", partial(_arguments, form, (29, 256), 5, scale))
+    for form, num_tokens in product(("BF16", "Q8_0", "Q4_K"), (1, 256)):
+        yield Case(f"{form}-{num_tokens}", partial(_arguments, form, (8192, 2560), num_tokens, 1.0), timed=True)
 
 
 @op(
@@ -17,7 +28,8 @@ from troth.weights.quantized import QuantTensor
         torch.float32: Tolerance(0.0, 0.0, "a copy"),
         torch.bfloat16: Tolerance(0.0, 0.0, "a copy"),
         torch.float16: Tolerance(0.0, 0.0, "a copy"),
-    }
+    },
+    grid=_grid,
 )
 def embedding(token_ids_T: Tensor, weight: Any, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """weight[token_ids] * scale.
@@ -37,3 +49,8 @@ def embedding(token_ids_T: Tensor, weight: Any, dtype: torch.dtype, scale: float
     else:
         rows_TD = dense(table, table.dtype, token_ids_T.device)[token_ids_T].to(dtype)
     return rows_TD if scale == 1.0 else rows_TD.mul_(scale)
+
+
+def _arguments(form: str, shape: tuple[int, int], num_tokens: int, scale: float, inputs: Inputs) -> tuple[Any, ...]:
+    weight = RawLinearWeight((random_weight(inputs, form, shape),))
+    return inputs.integers(shape[0], num_tokens), weight, inputs.dtype, scale

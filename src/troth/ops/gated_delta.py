@@ -11,14 +11,39 @@ N rows of the persistent batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
 import torch
 from torch import Tensor
 
+from troth.ops.grid import SINGLE_STEPS, TIMED_STEPS, Case, Inputs, RowSpec, rows_of, sizes
 from troth.ops.registry import Tolerance, op
 from troth.ops.rows import Rows
 
-NORM_EPS = 1e-6
+NORM_EPS: Final = 1e-6
 """Added to the sum of squares of a query or key before its root is taken."""
+
+_STEPS: Final[dict[str, Sequence[RowSpec]]] = {
+    **SINGLE_STEPS,
+    "prompt": [(1, 0, 63)],
+    "one-chunk-prompt": [(1, 0, 64)],
+    "continued-prompt": [(1, 7, 65)],
+    "three-chunks": [(1, 1, 150)],
+    "mixed": [(4, 2, 1), (1, 0, 1), (0, 0, 17), (3, 1, 70)],
+}
+_HEADS: Final = ((1, 1, 32, 32), (2, 4, 16, 24), (3, 9, 64, 64), (2, 2, 128, 128))
+"""Key heads, value heads, key size, value size."""
+_TIMED_HEADS: Final = (16, 32, 128, 128)
+
+
+def _grid() -> Iterator[Case]:
+    for (step, specs), heads in product(_STEPS.items(), _HEADS):
+        yield Case(f"{step}-{sizes(*heads)}", partial(arguments, specs, heads))
+    for step, specs in TIMED_STEPS.items():
+        yield Case(f"{step}-{sizes(*_TIMED_HEADS)}", partial(arguments, specs, _TIMED_HEADS), timed=True)
 
 
 @op(
@@ -26,7 +51,8 @@ NORM_EPS = 1e-6
         torch.float32: Tolerance(2e-5, 2e-5, "a recurrence of float32 steps solved 64 at a time"),
         torch.bfloat16: Tolerance(1e-2, 1.6e-2, "the output is rounded to 8 bits of mantissa"),
         torch.float16: Tolerance(2e-3, 2e-3, "the output is rounded to 11 bits of mantissa"),
-    }
+    },
+    grid=_grid,
 )
 def gated_delta(
     qkv_TW: Tensor,
@@ -80,3 +106,17 @@ def unit_heads(qkv_TW: Tensor, num_key_heads: int, state_NHDE: Tensor) -> tuple[
     qk = qk * torch.rsqrt(qk.square().sum(dim=-1, keepdim=True) + NORM_EPS)
     qk = qk.repeat_interleave(num_heads // num_key_heads, dim=2)
     return qk[:, 0] * key_dim**-0.5, qk[:, 1], v.reshape(num_tokens, num_heads, value_dim)
+
+
+def arguments(specs: Sequence[RowSpec], heads: tuple[int, int, int, int], inputs: Inputs) -> tuple[Any, ...]:
+    """One call's arguments: ``heads`` are key heads, value heads, key size and value size."""
+    key_heads, num_heads, key_dim, value_dim = heads
+    rows = rows_of(specs, inputs.device)
+    num_tokens = sum(rows.num_new)
+    # Shifted, so that the keys of a row are alike, as they are behind a SiLU.
+    qkv_TW = inputs.normal(num_tokens, 2 * key_heads * key_dim + num_heads * value_dim) + 0.7
+    # From forgetting at once to hardly at all.
+    log_decay_TH = -inputs.uniform(-8, 1.5, num_tokens, num_heads).exp()
+    beta_TH = inputs.uniform(0, 1, num_tokens, num_heads)
+    state_NHDE = inputs.state(specs, heads[1:]) * 0.3
+    return qkv_TW, key_heads, log_decay_TH, beta_TH, state_NHDE, rows

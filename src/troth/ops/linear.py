@@ -9,13 +9,17 @@ happens once, at load. What nobody packs stays as it is and runs through the ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
+from troth.artifact.ggml_types import GgmlType
+from troth.ops.grid import Case, Inputs, sizes
 from troth.ops.registry import Tolerance, op
 from troth.weights.quantized import QuantTensor
 
@@ -55,13 +59,32 @@ Packer = Callable[[Sequence[RawWeight], torch.dtype, torch.device], LinearWeight
 PACKERS: Final[dict[str, Packer]] = {}
 """Provider name -> packer; None from a packer means: not this weight."""
 
+_DENSE_FORMS: Final = ("F32", "F16", "BF16")
+FORMS: Final = (*_DENSE_FORMS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""Weights of the grid, by their GGML type: numbers and the commonest quantised blocks."""
+_SHAPES: Final = ((1, 1), (3, 2), (33, 3), (130, 18))
+"""Outputs, and inputs in blocks."""
+_TIMED_SHAPE: Final = (9728, 2560)
+
+
+def _grid() -> Iterator[Case]:
+    for form, (outputs, blocks), num_tokens in product(FORMS, _SHAPES, (1, 2, 17)):
+        shape = (outputs, blocks * max(32, GgmlType[form].block_size))
+        # One bias per shape: it is added the same way, however many tokens there are.
+        name = f"{form}-{sizes(*shape)}-{num_tokens}" + ("-bias" if num_tokens == 2 else "")
+        yield Case(name, partial(_arguments, form, shape, num_tokens, num_tokens == 2))
+    for form, num_tokens in product(("BF16", "Q8_0", "Q4_K"), (1, 8, 256)):
+        name = f"{form}-{sizes(*_TIMED_SHAPE)}-{num_tokens}"
+        yield Case(name, partial(_arguments, form, _TIMED_SHAPE, num_tokens, False), timed=True)
+
 
 @op(
     tolerances={
         torch.float32: Tolerance(1e-4, 1e-4, "sums of a few thousand float32 products in another order"),
         torch.bfloat16: Tolerance(3e-2, 2e-2, "weights and output rounded to 8 bits of mantissa"),
         torch.float16: Tolerance(4e-3, 4e-3, "weights and output rounded to 11 bits of mantissa"),
-    }
+    },
+    grid=_grid,
 )
 def linear(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: int | None = None) -> Tensor:
     """x @ weight^T + bias.
@@ -106,3 +129,34 @@ def dense(part: RawWeight, dtype: torch.dtype, device: torch.device) -> Tensor:
 def raw_bytes(part: RawWeight) -> int:
     """Bytes of one weight in the form the artifact holds it."""
     return part.num_bytes if isinstance(part, QuantTensor) else part.numel() * part.element_size()
+
+
+_SCALES: Final[dict[GgmlType, slice]] = {
+    **dict.fromkeys((GgmlType.Q4_0, GgmlType.Q5_0, GgmlType.Q8_0), slice(0, 2)),
+    **dict.fromkeys((GgmlType.Q4_1, GgmlType.Q5_1, GgmlType.Q4_K, GgmlType.Q5_K), slice(0, 4)),
+    GgmlType.Q6_K: slice(208, 210),
+}
+"""The bytes of a block that are float16: its scale, and its minimum if it has one (layouts: ggml-common.h)."""
+
+
+def random_weight(inputs: Inputs, form: str, shape: tuple[int, int]) -> RawWeight:
+    """A matrix (O, I) of one of ``FORMS`` whose products with normal inputs are of about unit size.
+
+    Quantised blocks are any bytes but for their scales, so that every bit of the format is in use.
+    """
+    outputs, width = shape
+    if form in _DENSE_FORMS:
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[form]
+        return (inputs.normal(outputs, width, dtype=torch.float32) * width**-0.5).to(dtype)
+    ggml_type = GgmlType[form]
+    blocks = inputs.bytes(outputs, width // ggml_type.block_size, ggml_type.block_bytes)
+    scale = blocks[:, :, _SCALES[ggml_type]].view(torch.float16)
+    weight = QuantTensor(ggml_type, shape, blocks.flatten(1))
+    scale.copy_(inputs.bytes(*scale.shape) % 2 * 2.0 - 1.0)
+    scale.mul_(width**-0.5 / weight.rows(torch.arange(min(outputs, 16))).std())
+    return weight
+
+
+def _arguments(form: str, shape: tuple[int, int], num_tokens: int, with_bias: bool, inputs: Inputs) -> tuple[Any, ...]:
+    weight = RawLinearWeight((random_weight(inputs, form, shape),))
+    return inputs.normal(num_tokens, shape[1]), weight, inputs.normal(shape[0]) if with_bias else None

@@ -1,10 +1,10 @@
 """The one door to anything with more than one implementation.
 
-An op *is* its reference: a plain PyTorch function that accumulates in float32. Providers are other implementations
-with the same signature; each says on which machines it is available and which arguments it supports. The order of
-providers is one list, fixed at start-up by ``activate`` and shown by ``troth doctor``. A call goes to the first
-active provider that supports it, else to the reference, and that is counted: ``fallbacks()`` feeds the engine's list
-of downgrades.
+An op *is* its reference: a plain PyTorch function that accumulates in float32. With it an op declares how close others
+must come, and the grid of calls on which they are tested and timed. Providers are other implementations with the same
+signature; each says on which machines it is available and which arguments it supports. The order of providers is one
+list, fixed at start-up by ``activate`` and shown by ``troth doctor``. A call goes to the first active provider that
+supports it, else to the reference, and that is counted: ``fallbacks()`` feeds the engine's list of downgrades.
 
 Next: ``ops/attention.py`` for what an op file looks like, ``ops/impl/`` for the providers.
 """
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 from troth.errors import OptionError
+from troth.ops.grid import Case
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +37,11 @@ class Tolerance:
     relative: float
     reason: str
 
+    def holds(self, got: Tensor, want: Tensor) -> Tensor:
+        """bool, shaped as ``want``, the reference's result: where ``got`` is close enough. NaN is close to nothing."""
+        want = want.double()
+        return (got.double() - want).abs() <= self.absolute + self.relative * want.abs()
+
 
 @dataclass(frozen=True, slots=True)
 class ProviderOp:
@@ -46,15 +52,21 @@ class ProviderOp:
     supports: Callable[..., bool]
 
 
-class Op(Generic[P, R]):
-    """An operation: its reference, its providers in order, and how close they must come."""
+Grid = Callable[[], Iterable[Case]]
 
-    def __init__(self, reference: Callable[P, R], tolerances: Mapping[torch.dtype, Tolerance]) -> None:
+
+class Op(Generic[P, R]):
+    """An operation: its reference, its providers in order, how close they must come, and on which calls."""
+
+    def __init__(self, reference: Callable[P, R], tolerances: Mapping[torch.dtype, Tolerance], grid: Grid) -> None:
         self.name = reference.__name__
         self.reference = reference
         self.tolerances = dict(tolerances)
+        """By dtype of the result."""
+        self.grid = grid
         self.implementations: dict[str, ProviderOp] = {}
-        self.fallbacks: Counter[str] = Counter()
+        self.num_fallbacks = 0
+        """Calls that no active provider took."""
         self._active: tuple[ProviderOp, ...] = ()
         self.__doc__ = reference.__doc__
 
@@ -64,7 +76,7 @@ class Op(Generic[P, R]):
             if implementation.supports(*args, **kwargs):
                 return implementation.run(*args, **kwargs)
         if self._active:
-            self.fallbacks[self._active[0].provider] += 1
+            self.num_fallbacks += 1
         return self.reference(*args, **kwargs)
 
     def provider(
@@ -100,11 +112,16 @@ class Op(Generic[P, R]):
 OPS: Final[dict[str, Op[Any, Any]]] = {}
 
 
-def op(*, tolerances: Mapping[torch.dtype, Tolerance]) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Make a reference function the op of its name."""
+def op(*, tolerances: Mapping[torch.dtype, Tolerance], grid: Grid) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make a reference function the op of its name.
+
+    Args:
+        tolerances: of its result, by dtype.
+        grid: gives the calls it is tested and timed on; names of cases are unique.
+    """
 
     def declare(reference: Callable[P, R]) -> Op[P, R]:
-        declared = Op(reference, tolerances)
+        declared = Op(reference, tolerances, grid)
         if declared.name in OPS:
             raise TypeError(f"op {declared.name} is declared twice")
         OPS[declared.name] = declared
@@ -135,7 +152,7 @@ def _cpu_unavailable() -> str | None:
 
 
 PROVIDERS: Final[tuple[Provider, ...]] = (
-    Provider("cpu", ("cpu_attention", "cpu_linear", "cpu_norm"), _cpu_unavailable),
+    Provider("cpu", ("cpu_attention", "cpu_linear", "cpu_norm", "cpu_sample"), _cpu_unavailable),
     Provider(
         "torch",
         ("torch_attention", "torch_gated_delta", "torch_linear", "torch_norm", "torch_rotary", "torch_short_conv"),
@@ -195,7 +212,8 @@ def activate(order: tuple[str, ...] | None = None) -> tuple[ProviderStatus, ...]
 def fallbacks() -> tuple[str, ...]:
     """Every op that ran its reference although providers are active, in words."""
     return tuple(
-        f"{declared.name} ran its reference {sum(declared.fallbacks.values())} times"
+        f"{declared.name} ran its reference {declared.num_fallbacks} times: "
+        f"none of {', '.join(declared.active) or 'its providers'} takes such arguments"
         for declared in OPS.values()
-        if declared.fallbacks
+        if declared.num_fallbacks
     )

@@ -5,13 +5,18 @@ Legend: T tokens, E = (H + 2 K) D, H query heads, K key-value heads, D head size
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from troth.contracts.names import BLOCK_TOKENS
-from troth.ops.attention import LayerKV
+from troth.ops.attention import LayerKV, paged_kv
+from troth.ops.grid import TIMED_STEPS, Case, Inputs, RowSpec, rows_of, sizes
 from troth.ops.registry import Tolerance, op
 from troth.ops.rms_norm import rms_norm
 
@@ -34,12 +39,27 @@ class HeadNorms:
     eps: float
 
 
+_STEP: Final[Sequence[RowSpec]] = [(1, 14, 1), (0, 0, 1), (2, 13, 20)]
+_HEADS: Final = ((1, 1, 32), (4, 2, 64), (9, 3, 80), (8, 1, 256))
+"""Query heads, key-value heads, head size."""
+_TIMED_HEADS: Final = ((9, 3, 64), (32, 8, 128))
+
+
+def _grid() -> Iterator[Case]:
+    for heads, share, with_norms, padding in product(_HEADS, (1.0, 0.5), (False, True), (0, 8)):
+        parts = [sizes(*heads), f"{share:g}", *["norms"] * with_norms, *["strided"] * bool(padding)]
+        yield Case("-".join(parts), partial(_arguments, _STEP, heads, share, with_norms, padding))
+    for (step, specs), heads in product(TIMED_STEPS.items(), _TIMED_HEADS):
+        yield Case(f"{step}-{sizes(*heads)}", partial(_arguments, specs, heads, 1.0, False, 0), timed=True)
+
+
 @op(
     tolerances={
         torch.float32: Tolerance(1e-5, 1e-5, "a float32 mean and one rotation in another order"),
         torch.bfloat16: Tolerance(1e-2, 1.6e-2, "one rounding of the output to 8 bits of mantissa"),
         torch.float16: Tolerance(1e-3, 2e-3, "one rounding of the output to 11 bits of mantissa"),
-    }
+    },
+    grid=_grid,
 )
 def rotary_kv_write(
     qkv_TE: Tensor,
@@ -79,6 +99,30 @@ def rotary_kv_write(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x`` [T, heads, D] with its first 2 W values turned by angles of ``cos`` and ``sin`` [T, 1, W]."""
     width = cos.shape[-1]
     first, second, rest = x[..., :width], x[..., width : 2 * width], x[..., 2 * width :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def _arguments(
+    specs: Sequence[RowSpec],
+    heads: tuple[int, int, int],
+    share: float,
+    with_norms: bool,
+    padding: int,
+    inputs: Inputs,
+) -> tuple[Any, ...]:
+    """``share`` of each head rotates; ``padding`` values lie between one token's and the next's."""
+    num_heads, num_kv_heads, head_dim = heads
+    kv, _, slots_T = paged_kv(inputs, rows_of(specs, inputs.device), num_kv_heads, head_dim)
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    qkv_TE = inputs.normal(len(slots_T), width + padding)[:, :width]
+    positions = [position for _, start, count in specs for position in range(start, start + count)]
+    angle_PW = torch.arange(max(positions) + 1)[:, None] * 0.5 ** torch.arange(int(head_dim * share) // 2)
+    # Longer than 1, as YaRN makes them.
+    rotary = RotaryTable(angle_PW.cos().mul_(1.1).to(inputs.device), angle_PW.sin().mul_(1.1).to(inputs.device))
+    norms = None
+    if with_norms:
+        norms = HeadNorms(inputs.uniform(0.5, 1.5, head_dim), inputs.uniform(0.5, 1.5, head_dim), 1e-6)
+    return qkv_TE, num_heads, torch.tensor(positions, device=inputs.device), rotary, norms, slots_T, kv

@@ -14,12 +14,15 @@ exact.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from troth.ops.grid import Case, Inputs, sizes
 from troth.ops.registry import Tolerance, op
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -77,7 +80,26 @@ def gumbel_noise(key: int, token_ids: Tensor) -> Tensor:
     return -torch.log(-torch.log1p(-uniform))
 
 
-@op(tolerances={torch.int64: Tolerance(0.0, 0.0, "token ids are equal or wrong")})
+_FILTERS: Final[tuple[dict[str, float], ...]] = (
+    {},
+    {"temperature": 0.0},
+    {"top_k": 7},
+    {"top_p": 0.8},
+    {"min_p": 0.05},
+    {"xtc_probability": 0.5},
+    {"temperature": 1.7, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "xtc_probability": 1.0},
+)
+"""What differs from a plain draw, row by row."""
+
+
+def _grid() -> Iterator[Case]:
+    for greedy, shape in ((True, (3, 50)), (False, (1, 1)), (False, (7, 50)), (False, (29, 1031))):
+        yield Case(f"{'greedy-' * greedy}{sizes(*shape)}", partial(_arguments, shape, greedy))
+    for greedy, shape in ((True, (8, 151936)), (False, (1, 151936)), (False, (8, 151936))):
+        yield Case(f"{'greedy-' * greedy}{sizes(*shape)}", partial(_arguments, shape, greedy), timed=True)
+
+
+@op(tolerances={torch.int64: Tolerance(0.0, 0.0, "token ids are equal or wrong")}, grid=_grid)
 def sample(logits_RV: Tensor, draws: Draws) -> Tensor:
     """Draw one token per row.
 
@@ -154,3 +176,33 @@ def _mix64(x: Tensor) -> Tensor:
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical shift of int64; torch's >> copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def draws_of(rows: Sequence[Mapping[str, float]], keys: Sequence[int], device: torch.device) -> Draws:
+    """Draws of rows that say, under the names of SamplingParams, how they differ from a plain draw.
+
+    Args:
+        rows: of each row, what is not off.
+        keys: ``step_key`` of each row.
+        device: where the tensors go.
+    """
+
+    def column(name: str, off: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor([row.get(name, off) for row in rows], dtype=dtype, device=device)
+
+    return Draws(
+        temperature_R=column("temperature", 1.0),
+        top_k_R=column("top_k", 0, torch.int32),
+        top_p_R=column("top_p", 1.0),
+        min_p_R=column("min_p", 0.0),
+        xtc_probability_R=column("xtc_probability", 0.0),
+        xtc_threshold_R=column("xtc_threshold", 0.1),
+        key_R=torch.tensor([as_int64(key) for key in keys], device=device),
+        all_greedy=all(row.get("temperature", 1.0) == 0.0 for row in rows),
+    )
+
+
+def _arguments(shape: tuple[int, int], greedy: bool, inputs: Inputs) -> tuple[Any, ...]:
+    rows = [{"temperature": 0.0} if greedy else _FILTERS[r % len(_FILTERS)] for r in range(shape[0])]
+    keys = [step_key(r, 3 * r) for r in range(shape[0])]
+    return 3 * inputs.normal(*shape, dtype=torch.float32), draws_of(rows, keys, inputs.device)

@@ -5,12 +5,34 @@ Legend: T tokens, C channels, K taps, J = K - 1 remembered inputs, N rows of the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from troth.ops.grid import SINGLE_STEPS, TIMED_STEPS, Case, Inputs, RowSpec, rows_of, sizes
 from troth.ops.registry import Tolerance, op
 from troth.ops.rows import Rows
+
+_STEPS: Final[dict[str, Sequence[RowSpec]]] = {
+    **SINGLE_STEPS,
+    "prompt": [(1, 0, 9)],
+    "shorter-than-the-taps": [(1, 0, 2), (0, 5, 2)],
+    "mixed": [(4, 2, 1), (1, 0, 1), (0, 0, 17), (3, 1, 5)],
+}
+_TIMED_SIZES: Final = (4, 8192)
+"""Taps, channels."""
+
+
+def _grid() -> Iterator[Case]:
+    for (step, specs), taps, channels in product(_STEPS.items(), (2, 3, 4), (1, 33, 128)):
+        yield Case(f"{step}-{sizes(taps, channels)}", partial(_arguments, specs, taps, channels))
+    for step, specs in TIMED_STEPS.items():
+        yield Case(f"{step}-{sizes(*_TIMED_SIZES)}", partial(_arguments, specs, *_TIMED_SIZES), timed=True)
 
 
 @op(
@@ -18,7 +40,8 @@ from troth.ops.rows import Rows
         torch.float32: Tolerance(1e-5, 1e-5, "a sum of K float32 products in another order, another exp"),
         torch.bfloat16: Tolerance(1e-2, 1.6e-2, "one rounding of the output to 8 bits of mantissa"),
         torch.float16: Tolerance(1e-3, 2e-3, "one rounding of the output to 11 bits of mantissa"),
-    }
+    },
+    grid=_grid,
 )
 def short_conv(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: Rows) -> Tensor:
     """silu(sum over k of weight[k] * x[t - (K - 1) + k]), per row and channel.
@@ -45,3 +68,11 @@ def short_conv(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: Rows) -
         state_JC.copy_(seen[count:])
         begin += count
     return out_TC
+
+
+def _arguments(specs: Sequence[RowSpec], taps: int, channels: int, inputs: Inputs) -> tuple[Any, ...]:
+    rows = rows_of(specs, inputs.device)
+    # The input arrives as a slice of a wider product.
+    x_TC = inputs.normal(sum(rows.num_new), channels + 3)[:, :channels]
+    weight_KC = inputs.normal(taps, channels, dtype=torch.float32)
+    return x_TC, weight_KC, inputs.state(specs, (taps - 1, channels)), rows

@@ -5,6 +5,7 @@ Legend: R rows of the step, T tokens, B blocks per table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troth.contracts.cache_spec import AttentionSpec
-from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK
+from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, Row
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan
 from troth.nn.batch import Batch, GroupTables
 from troth.ops.rows import Rows
@@ -84,16 +85,27 @@ class BatchBuilder:
         return batch
 
     def refill(self, batch: Batch, plan: StepPlan) -> None:
-        """Write a followed plan into the tensors of a batch that ``build_whole`` made for as many single tokens."""
-        numbers = self._numbers(plan)
-        batch.token_ids_T.copy_(self._token_ids(plan, numbers.row_T))
-        batch.positions_T.copy_(torch.from_numpy(numbers.position_T))
-        batch.rows.starts, batch.rows.rows = plan.starts, [int(row) for row in plan.rows]
-        batch.rows.context_len_R.copy_(torch.from_numpy(numbers.context_len_R))
-        batch.rows.row_R.copy_(torch.from_numpy(numbers.row_R))
-        for group, table, slots_T in zip(batch.groups, self._tables, numbers.slots, strict=True):
-            group.block_table_RB.copy_(torch.from_numpy(table[numbers.row_R]))
-            group.slots_T.copy_(torch.from_numpy(slots_T))
+        """Write a followed plan into the tensors, on the CPU, of a batch ``build_whole`` made for as many decodes."""
+        rows, starts = np.asarray(plan.rows, dtype=np.int64), np.asarray(plan.starts, dtype=np.int64)
+        if ON_DEVICE in plan.token_ids:
+            batch.token_ids_T.copy_(self._token_ids(plan, rows))
+        else:
+            batch.token_ids_T.numpy()[:] = plan.token_ids
+        # Through numpy: a decode step refills a dozen small tensors, and PyTorch takes ten times as long to start.
+        batch.positions_T.numpy()[:] = starts
+        batch.rows.starts, batch.rows.rows = plan.starts, list(plan.rows)
+        batch.rows.context_len_R.numpy()[:] = starts + 1
+        batch.rows.row_R.numpy()[:] = rows
+        for group, table in zip(batch.groups, self._tables, strict=True):
+            group.block_table_RB.numpy()[:] = table[rows]
+            group.slots_T.numpy()[:] = table[rows, starts // BLOCK_TOKENS] * BLOCK_TOKENS + starts % BLOCK_TOKENS
+
+    def note_sampled(self, rows: Sequence[Row], token_S: Tensor) -> None:
+        """Remember the tokens just drawn, int64 [S] on the device, of these rows."""
+        if self._device.type == "cpu":
+            self.last_token.numpy()[rows] = token_S.numpy()
+        else:
+            self.last_token[rows] = token_S
 
     def _numbers(self, plan: StepPlan) -> _Numbers:
         starts, num_new = np.asarray(plan.starts), np.asarray(plan.num_new)

@@ -15,8 +15,10 @@ from torch import Tensor
 from troth.contracts.names import Row
 from troth.contracts.plan import NO_SAMPLE, Admission, StepPlan, TokenLogprobs
 from troth.contracts.sampling import SamplingParams
+from troth.ops.all_finite import all_finite
 from troth.ops.penalise import Touched, penalise
 from troth.ops.sample import Draws, as_int64, sample, step_key
+from troth.run.grammar import GrammarStep, RowGrammars
 
 
 @dataclass(slots=True)
@@ -42,16 +44,25 @@ class Sampled:
     """bool [S]: whether the logits were finite."""
     logprobs: dict[int, TokenLogprobs]
     """Index into S -> log-probabilities, for rows that asked."""
+    grammar: GrammarStep | None = None
+    """What grammars say about the draws; None: no row has one."""
 
 
 class Sampler:
-    """Owns parameters and token counts of the rows in the batch."""
+    """Owns parameters and token counts of the rows in the batch.
 
-    def __init__(self) -> None:
+    Args:
+        grammars: of the rows that have one; None: no row may.
+    """
+
+    def __init__(self, grammars: RowGrammars | None = None) -> None:
         self._rows: dict[Row, _RowSampling] = {}
+        self._grammars = grammars
 
     def follow(self, plan: StepPlan) -> None:
         """Take in the rows a plan releases and admits, and count the output tokens it feeds."""
+        if self._grammars is not None:
+            self._grammars.follow(plan)
         for row in plan.releases:
             self._rows.pop(row, None)
         for admission in plan.admissions:
@@ -74,17 +85,21 @@ class Sampler:
             plan: already followed.
         """
         sampled = [(self._rows[r], s) for r, s in zip(plan.rows, plan.sample_steps, strict=True) if s != NO_SAMPLE]
-        finite_S = logits_SV.sum(dim=-1).isfinite()
+        finite_S = all_finite(logits_SV)
         states = [state for state, _ in sampled]
         touched = self._touched(states, logits_SV.device)
         if touched is not None:
             penalise(logits_SV, touched)
+        rows = [row for row, step in zip(plan.rows, plan.sample_steps, strict=True) if step != NO_SAMPLE]
+        grammar = self._grammars.mask(logits_SV, rows) if self._grammars is not None else None
         wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
         # The draw may scale its logits in place; log-probabilities are of the distribution before temperature.
         kept = {i: logits_SV[i].log_softmax(dim=-1) for i in wanted}
         token_S = sample(logits_SV, _draws(sampled, logits_SV.device))
         logprobs = {i: token_logprobs(kept[i], int(token_S[i]), states[i].params.logprobs or 0) for i in wanted}
-        return Sampled(token_S, finite_S, logprobs)
+        if self._grammars is not None and grammar is not None:
+            self._grammars.advance(grammar, token_S, rows)
+        return Sampled(token_S, finite_S, logprobs, grammar)
 
     def prompt_logprobs_of(self, row: Row) -> int | None:
         """How many alternatives the row wants beside each prompt token; None: it does not ask."""
@@ -129,7 +144,9 @@ def token_logprobs(logprobs_V: Tensor, token_id: int, num_top: int) -> TokenLogp
     entry = TokenLogprobs(token_id, float(chosen), rank)
     if num_top:
         best = logprobs_V.topk(num_top)
-        entry.top_ids, entry.top_logprobs = best.indices.tolist(), best.values.tolist()
+        # A grammar may leave fewer: a token that cannot come has no log-probability.
+        kept = int(best.values.isfinite().sum())
+        entry.top_ids, entry.top_logprobs = best.indices.tolist()[:kept], best.values.tolist()[:kept]
     return entry
 
 

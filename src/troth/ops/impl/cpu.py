@@ -23,7 +23,7 @@ from troth.artifact.ggml_types import GgmlType
 from troth.errors import OptionError
 
 if TYPE_CHECKING:
-    from troth._cpu import Device
+    from troth._cpu import Device, Weight
     from troth._cpu import Tape as Operations
 
 FORMATS: Final = {
@@ -36,11 +36,13 @@ FORMATS: Final = {
     GgmlType.Q5_K: 6,
     GgmlType.Q6_K: 7,
 }
-"""Quantised formats the kernels read, by their number in ``csrc/arguments.h``."""
+"""Quantised formats the kernels pack, by their number in ``csrc/arguments.h``."""
+INTERFACE: Final = 2
+"""Which extension these modules speak to; ``csrc/module.cpp`` says which one it is."""
 DENSE_FORMATS: Final = {torch.float32: 8, torch.float16: 9, torch.bfloat16: 10}
 KV_TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 SEGMENT_KEYS: Final = 256
-TILE_QUERIES: Final = 16
+TILE_QUERIES: Final = 24
 
 
 class Tape:
@@ -88,10 +90,18 @@ _state: Final = _State()
 def unavailable() -> str | None:
     """Why the kernels cannot be used in this installation; None when they can."""
     try:
-        _module()
+        module = _module()
     except ImportError as error:
         return f"the extension is not built ({error}); install with a C++ compiler to have it"
+    if (found := getattr(module, "INTERFACE", 1)) != INTERFACE:
+        return f"the extension was built from other sources (interface {found}, not {INTERFACE}); install again"
     return None
+
+
+def instruction_sets() -> list[str]:
+    """Instruction sets that this processor can run and the kernels are built for, widest first."""
+    names: list[str] = _module().instruction_sets()
+    return names
 
 
 def start(num_threads: int, isa: str | None = None) -> None:
@@ -100,7 +110,7 @@ def start(num_threads: int, isa: str | None = None) -> None:
     Raises:
         OptionError: this processor lacks the named instruction set.
     """
-    names = _module().instruction_sets()
+    names = instruction_sets()
     name = isa or names[0]
     if name not in names:
         raise OptionError(f"this processor cannot run {name!r} kernels; it can run {', '.join(names)}")
@@ -142,6 +152,23 @@ def operations(*arguments: Any, results: tuple[Tensor, ...]) -> Operations:
 def bf16_products() -> bool:
     """Whether prompts are multiplied in bf16: the instruction set has it."""
     return _device().bf16_products
+
+
+def new_weight(inputs: int) -> Weight:
+    """A weight without rows yet."""
+    weight: Weight = _module().Weight(inputs)
+    return weight
+
+
+def group_bytes(format_number: int, inputs: int) -> int:
+    """Bytes of 16 packed rows."""
+    num_bytes: int = _module().group_bytes(format_number, inputs)
+    return num_bytes
+
+
+def pack_rows(format_number: int, rows: Tensor, num_rows: int, inputs: int, packed: Tensor) -> None:
+    """Lay quantised rows in file layout, uint8 [O, bytes per row], out in groups of 16 (``csrc/packed.h``)."""
+    _device().pack(format_number, rows.data_ptr(), rows.stride(0), num_rows, inputs, packed.data_ptr())
 
 
 def attention_scratch(head_dim: int) -> tuple[Tensor, int]:

@@ -1,35 +1,45 @@
-"""Linear layers and embeddings on weights in file layout: nothing is repacked, quantised rows stay mapped."""
+"""Linear layers and embeddings on the CPU: quantised rows are laid out anew at load, plain numbers stay as they are.
+
+Quantised rows go side by side in groups of 16 (``csrc/packed.h``): the same bits in an order that a processor reads at
+memory speed. Numbers are used where the file is mapped. docs/adr/0007 says why there is no file of packed weights.
+"""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
 from troth.ops.embedding import embedding
 from troth.ops.impl import cpu
-from troth.ops.linear import PACKERS, RawWeight, linear, raw_bytes
+from troth.ops.linear import PACKERS, RawWeight, linear
 from troth.weights.quantized import QuantTensor
 
+if TYPE_CHECKING:
+    from troth._cpu import Weight
+
 INPUTS_MULTIPLE: Final = 32
+GROUP_ROWS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuLinearWeight:
-    """Rows of blocks or numbers as the file holds them, and their addresses."""
+    """Rows of numbers as the file holds them or groups of packed rows, and their addresses."""
 
-    parts: tuple[RawWeight, ...]
-    kernel: Any
-    """_cpu.Weight; its addresses are those of ``parts``, which keep them valid."""
+    memory: tuple[Tensor, ...]
+    """One per part: uint8 [groups, bytes of a group], or float [O, I]."""
+    kernel: Weight
+    """_cpu.Weight; its addresses are those of ``memory``, which keeps them valid."""
     shape: tuple[int, int]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory, shared with the page cache where the file is mapped."""
-        return sum(raw_bytes(part) for part in self.parts)
+        """Bytes in memory; those of plain numbers are shared with the page cache where the file is mapped."""
+        return sum(part.numel() * part.element_size() for part in self.memory)
 
 
 def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> CpuLinearWeight | None:
@@ -37,16 +47,53 @@ def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) 
         return None
     if not all(_is_readable(part) for part in parts):
         return None
-    held = tuple(part if isinstance(part, QuantTensor) else part.contiguous() for part in parts)
-    inputs = held[0].shape[1]
-    kernel = cpu._module().Weight(inputs)
-    for part in held:
-        if isinstance(part, QuantTensor):
-            rows, number = part.raw, cpu.FORMATS[part.ggml_type]
+    inputs = parts[0].shape[1]
+    kernel = cpu.new_weight(inputs)
+    memory = []
+    for run in _runs(parts):
+        num_rows = sum(part.shape[0] for part in run)
+        if isinstance(run[0], QuantTensor):
+            number = cpu.FORMATS[run[0].ggml_type]
+            rows = _grouped([part for part in run if isinstance(part, QuantTensor)], number, num_rows)
         else:
-            rows, number = part, cpu.DENSE_FORMATS[part.dtype]
-        kernel.add(number, rows.data_ptr(), rows.stride(0) * rows.element_size(), part.shape[0])
-    return CpuLinearWeight(held, kernel, (kernel.outputs, inputs))
+            number, rows = cpu.DENSE_FORMATS[run[0].dtype], run[0].contiguous()
+        kernel.add(number, rows.data_ptr(), rows.stride(0) * rows.element_size(), num_rows)
+        memory.append(rows)
+    return CpuLinearWeight(tuple(memory), kernel, (kernel.outputs, inputs))
+
+
+def _runs(parts: Sequence[RawWeight]) -> list[list[RawWeight]]:
+    """Neighbours that can lie in one piece: quantised alike, and whole groups up to the last."""
+    runs: list[list[RawWeight]] = []
+    for part in parts:
+        last = runs[-1][-1] if runs else None
+        if (
+            isinstance(part, QuantTensor)
+            and isinstance(last, QuantTensor)
+            and part.ggml_type == last.ggml_type
+            and last.shape[0] % GROUP_ROWS == 0
+        ):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _grouped(parts: Sequence[QuantTensor], number: int, num_rows: int) -> Tensor:
+    """uint8 [groups, bytes of a group]: all rows side by side; those past the last are zero."""
+    inputs = parts[0].shape[1]
+    group_bytes = cpu.group_bytes(number, inputs)
+    groups = -(-num_rows // GROUP_ROWS)
+    # Pages of its own, large ones where the system has them: a decode step walks through all of them.
+    pages = mmap.mmap(-1, max(1, groups * group_bytes))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(pages, dtype=torch.uint8)[: groups * group_bytes].view(groups, group_bytes)
+    first = 0
+    for part in parts:
+        cpu.pack_rows(number, part.raw, part.shape[0], inputs, memory[first:])
+        first += -(-part.shape[0] // GROUP_ROWS)
+    return memory
 
 
 def _is_readable(part: RawWeight) -> bool:

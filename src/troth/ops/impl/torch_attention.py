@@ -14,7 +14,19 @@ from troth.ops.attention import LayerKV, attention
 from troth.ops.rows import Rows
 
 
-@attention.provider("torch", supports=lambda *args, softcap=None, **kwargs: softcap is None and len(args) < 7)
+def _takes_attention(
+    q_THD: Tensor,
+    kv: LayerKV,
+    block_table_RB: Tensor,
+    rows: Rows,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> bool:
+    return softcap is None
+
+
+@attention.provider("torch", supports=_takes_attention)
 def attention_torch(
     q_THD: Tensor,
     kv: LayerKV,

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from troth.contracts.names import BLOCK_TOKENS
 from troth.ops.attention import LayerKV
 from troth.ops.rotary_kv_write import HeadNorms, RotaryTable, rotary_kv_write
 
@@ -37,8 +38,8 @@ def rotary_kv_write_torch(
     torch.add(second * cos, first * sin, out=turned[..., width : 2 * width])
     if 2 * width < head_dim:
         turned[..., 2 * width :] = qk[..., 2 * width :]
-    # Slot s of block n is row [n, :, s] of the cache; one index_put_ per tensor.
-    block_T, offset_T = slots_T >> 4, slots_T & 15
+    # The key of slot s in block n is k[n, :, :, s], its value v[n, :, s]: one index_put_ per tensor.
+    block_T, offset_T = slots_T // BLOCK_TOKENS, slots_T % BLOCK_TOKENS
     kv.k_NKDS[block_T, :, :, offset_T] = turned[:, num_heads:].to(kv.k_NKDS.dtype)
     kv.v_NKSD[block_T, :, offset_T] = heads[:, rotated:].to(kv.v_NKSD.dtype)
     return turned[:, :num_heads].to(qkv_TE.dtype)

@@ -1,0 +1,81 @@
+"""Every instruction set that this processor can run computes what the references say.
+
+The widest is what the tests of each op run on; the others are run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cpu.op_cases import assert_close, cases, inputs, packed
+from troth.ops.attention import attention
+from troth.ops.embedding import embedding
+from troth.ops.gated_activation import gated_activation
+from troth.ops.grid import Case
+from troth.ops.impl import cpu
+from troth.ops.linear import RawLinearWeight, linear
+from troth.ops.registry import Op
+from troth.ops.rms_norm import add_rms_norm, rms_norm
+from troth.ops.sample import sample
+
+NAMES: list[str] = [] if cpu.unavailable() else cpu.instruction_sets()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_memory_is_nan"),
+    pytest.mark.skipif(not NAMES, reason="the kernels are not built"),
+]
+
+
+def on(isa: str, run: Callable[[], Any]) -> Any:
+    """Run in a thread of its own, whose pool uses this instruction set."""
+
+    def start_and_run() -> Any:
+        cpu.start(2, isa)
+        return run()
+
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(start_and_run).result()
+
+
+def grid(*ops: Op[Any, Any]) -> list[Any]:
+    return [pytest.param(op, case.values[0], id=f"{op.name}-{case.id}") for op in ops for case in cases(op)]
+
+
+@pytest.mark.parametrize("isa", NAMES[1:])
+@pytest.mark.parametrize(
+    ("op", "case"), grid(linear, embedding, attention, rms_norm, add_rms_norm, gated_activation, sample)
+)
+def test_op_equals_the_reference_on_an_instruction_set(isa: str, op: Op[Any, Any], case: Case) -> None:
+    implementation = op.implementations["cpu"]
+
+    def compute() -> Any:
+        arguments = [
+            packed("cpu", argument, torch.float32) if isinstance(argument, RawLinearWeight) else argument
+            for argument in case.make(inputs())
+        ]
+        if not implementation.supports(*arguments):
+            pytest.skip("cpu does not take these arguments")
+        return implementation.run(*arguments)
+
+    got, want = on(isa, compute), op.reference(*case.make(inputs()))
+    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    for ours, theirs in pairs:
+        assert_close(op, ours, theirs)
+
+
+@pytest.mark.parametrize("isa", NAMES)
+@pytest.mark.parametrize("case", cases(linear))
+def test_prompt_products_are_rounded_to_bf16_at_most(isa: str, case: Case) -> None:
+    """All tokens past ``num_exact``: the way of prompts."""
+    x_TI, raw, bias_O = case.make(inputs())
+
+    def compute() -> torch.Tensor:
+        return linear.implementations["cpu"].run(x_TI, packed("cpu", raw, torch.float32), bias_O, 0)
+
+    got, want = on(isa, compute), linear.reference(x_TI, raw, bias_O)
+    dtype = torch.bfloat16 if isa == "avx512bf16" else torch.float32
+    assert linear.tolerances[dtype].holds(got, want).all()
