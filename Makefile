@@ -38,7 +38,8 @@ test: $(VENV)/.dev $(VENV)/.model
 $(PORTABLE)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PORTABLE)
 	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt \
-	    tokenizers jinja2 numpy msgspec pyzmq starlette uvicorn rich prometheus-client pytest pytest-timeout hypothesis httpx pytest-cov
+	    tokenizers jinja2 jsonschema llguidance numpy msgspec pyzmq starlette uvicorn rich prometheus-client \
+	    pytest pytest-timeout hypothesis httpx pytest-cov
 	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install --no-deps -e .
 	touch $@
 

@@ -83,6 +83,7 @@ def limits(num_requests: int) -> SchedulerLimits:
         chunk_tokens=2048,
         step_tokens=8192,
         context_tokens=4096,
+        prompt_cache=True,
     )
 
 

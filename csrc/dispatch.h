@@ -8,7 +8,7 @@ namespace troth {
 
 struct Kernels;
 
-// Names, widest first; "baseline" is always last.
+// Names, the fastest first; "baseline" is always last.
 std::vector<std::string> instruction_sets();
 
 // The kernels of one of them, or null when the processor lacks it or the build left it out.

@@ -318,6 +318,71 @@ inline void panel_rest16(int tokens, const uint32_t* panel, const uint16_t* x, s
     }
 }
 
+#if defined(TROTH_AMX)
+
+// Tiles of 16 tokens x 32 inputs (A), 32 inputs x 16 outputs (B, the panel as it lies) and 16 x 16 sums (C): Intel AMX.
+constexpr int TILE_TOKENS = 32;
+
+inline void shape_tiles(int tokens) {
+    struct alignas(64) {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {};
+        uint8_t rows[16] = {};
+    } config;
+    const uint8_t rows[2] = {(uint8_t)std::min(16, tokens), (uint8_t)std::max(0, tokens - 16)};
+    for (int c = 0; c < 4; c++) config.rows[c] = rows[c / 2], config.row_bytes[c] = rows[c / 2] ? 64 : 0;
+    for (int a = 0; a < 2; a++) config.rows[4 + a] = rows[a], config.row_bytes[4 + a] = rows[a] ? 64 : 0;
+    for (int b = 6; b < 8; b++) config.rows[b] = 16, config.row_bytes[b] = 64;
+    _tile_loadconfig(&config);
+}
+
+inline void panel_tiles(const uint32_t* panel, const uint16_t* x, size_t x_stride, int tokens, int count, float* y,
+                        size_t y_stride, int width, bool fresh) {
+    int shaped = 0;
+    for (int t = 0; t < tokens; t += TILE_TOKENS) {
+        const int n = std::min(TILE_TOKENS, tokens - t);
+        if (n != shaped) shape_tiles(shaped = n);
+        const uint16_t* low = x + t * x_stride;
+        const uint16_t* high = low + 16 * x_stride;
+        _tile_zero(0);
+        _tile_zero(1);
+        if (n > 16) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for (int k = 0; k < count; k += 32) {
+            const uint32_t* pairs = panel + (size_t)(k / 2) * PANEL;
+            _tile_loadd(6, pairs, PANEL * 4);
+            _tile_loadd(7, pairs + 16, PANEL * 4);
+            _tile_loadd(4, low + k, x_stride * 2);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            if (n > 16) {
+                _tile_loadd(5, high + k, x_stride * 2);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        alignas(64) float sums[TILE_TOKENS][PANEL];
+        _tile_stored(0, &sums[0][0], PANEL * 4);
+        _tile_stored(1, &sums[0][16], PANEL * 4);
+        if (n > 16) {
+            _tile_stored(2, &sums[16][0], PANEL * 4);
+            _tile_stored(3, &sums[16][16], PANEL * 4);
+        }
+        for (int i = 0; i < n; i++) {
+            float* out = y + (t + i) * y_stride;
+            if (fresh)
+                for (int o = 0; o < width; o++) out[o] = sums[i][o];
+            else
+                for (int o = 0; o < width; o++) out[o] += sums[i][o];
+        }
+    }
+    _tile_release();
+}
+
+#endif
+
 template <class F>
 void panels16(const uint8_t* w, size_t row_bytes, const uint16_t* x, size_t x_stride, int tokens, int inputs, float* y,
               size_t y_stride, int o, int outputs, uint32_t* panel) {
@@ -325,12 +390,16 @@ void panels16(const uint8_t* w, size_t row_bytes, const uint16_t* x, size_t x_st
     for (int first = 0; first < inputs; first += PANEL_INPUTS) {
         const int count = std::min(PANEL_INPUTS, inputs - first);
         fill_panel16<F>(w, row_bytes, o, outputs, first, count, panel);
+#if defined(TROTH_AMX)
+        panel_tiles(panel, x + first, x_stride, tokens, count, y + o, y_stride, width, first == 0);
+#else
         int t = 0;
         for (; t + PANEL_TOKENS <= tokens; t += PANEL_TOKENS)
             panel_tokens16<PANEL_TOKENS>(panel, x + t * x_stride + first, x_stride, count, y + t * y_stride + o,
                                          y_stride, width, first == 0);
         panel_rest16<PANEL_TOKENS - 1>(tokens - t, panel, x + t * x_stride + first, x_stride, count,
                                        y + t * y_stride + o, y_stride, width, first == 0);
+#endif
     }
 }
 

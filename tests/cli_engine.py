@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from troth.contracts.capabilities import TemplateCapabilities
 from troth.contracts.events import Completed, Event, Segment, Usage
 from troth.contracts.failures import failure_event
 from troth.contracts.ports import EngineInfo
@@ -117,6 +118,8 @@ class EngineOpener:
         text = SimpleNamespace(
             prompts=lambda context_tokens: BytePrompts(self.early_limit),
             tokenizer=ByteTokenizer(),
+            capabilities=TemplateCapabilities(),
+            calls=None,
             defaults=SimpleNamespace(sampling=lambda **values: SamplingParams(**values)),
         )
         return Engine(self.thread, text)  # type: ignore[arg-type]

@@ -15,11 +15,13 @@ from typing import Any
 from troth import compose
 from troth.cli import serve, served
 from troth.cli.main import main
+from troth.contracts.capabilities import TemplateCapabilities
 from troth.contracts.sampling import SamplingParams
 from troth.errors import ModelLoadError
 from troth.runtime.isolate import ProcessEngineClient
 from troth.serve.listen import Server
 from troth.testing.byte_tokenizer import BytePrompts, ByteTokenizer
+from troth.text.grammar import GrammarCompiler
 
 FAKE = "troth.testing.fake_engine:build_fake_engine"
 
@@ -41,6 +43,9 @@ def fake_text(*arguments: Any) -> Any:
     return SimpleNamespace(
         prompts=lambda context_tokens: BytePrompts(context_tokens),
         tokenizer=ByteTokenizer(),
+        grammars=lambda vocab_size: GrammarCompiler(ByteTokenizer(), vocab_size),
+        capabilities=TemplateCapabilities(),
+        calls=None,
         defaults=SimpleNamespace(sampling=lambda **values: SamplingParams(**values)),
     )
 

@@ -4,7 +4,8 @@ Each takes a way to build an engine and a set of requests, and compares what the
 them. Token ids must be equal, and with them texts, finish reasons and counts; log-probabilities may differ by float
 order.
 
-    batched = single            chunked = whole            preempted = uninterrupted            stream = whole
+    batched = single         chunked = whole         preempted = uninterrupted         stream = whole
+    prefix hit = cold
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from troth.contracts.events import Completed, Event, Failed, Segment
+from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.request import Request
 from troth.run.engine import EngineLoop
 from troth.schedule import invariants
@@ -31,6 +33,9 @@ class Serving:
     step_tokens: int = 256
     num_blocks: int = 200
     """Blocks of every group's pool."""
+    prompt_cache: bool = False
+    num_checkpoints: int = 64
+    """Of models with recurrent layers."""
 
 
 BuildEngine = Callable[[Serving], tuple[EngineLoop, Scheduler]]
@@ -75,6 +80,11 @@ def serve(
 ) -> tuple[list[Answer], Scheduler]:
     """Serve the requests together, each arriving ``stagger`` steps after the one before; check the invariants."""
     loop, scheduler = build(serving)
+    return serve_on(loop, scheduler, requests, stagger=stagger), scheduler
+
+
+def serve_on(loop: EngineLoop, scheduler: Scheduler, requests: Sequence[Request], *, stagger: int = 0) -> list[Answer]:
+    """As ``serve``, on an engine that may have served others before."""
     collectors = [_Collector() for _ in requests]
     for request, collector in zip(requests, collectors, strict=True):
         loop.add(request, collector)
@@ -84,16 +94,17 @@ def serve(
     while loop.step():
         invariants.check(scheduler)
     assert all(pool.num_used == 0 for pool in scheduler.pools), "blocks leaked"
-    return [collector.answer() for collector in collectors], scheduler
+    return [collector.answer() for collector in collectors]
 
 
 def assert_same(left: Sequence[Answer], right: Sequence[Answer]) -> None:
-    """Equal tokens, texts, reasons and counts; log-probabilities within LOGPROB_LIMIT."""
+    """Equal tokens, texts, reasons and counts, those of the cache aside; log-probabilities within LOGPROB_LIMIT."""
     for one, other in zip(left, right, strict=True):
         assert one.token_ids == other.token_ids
         assert one.text == other.text
         assert one.end.finish_reason == other.end.finish_reason
-        assert one.end.usage == other.end.usage
+        usage = replace(one.end.usage, num_cached_tokens=other.end.usage.num_cached_tokens)
+        assert usage == other.end.usage
         assert max((abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True)), default=0) < LOGPROB_LIMIT
 
 
@@ -118,9 +129,9 @@ def chunked_equals_whole(build: BuildEngine, requests: Sequence[Request]) -> Non
         assert_same(serve(build, chunked, requests)[0], whole)
 
 
-def preempted_equals_uninterrupted(build: BuildEngine, requests: Sequence[Request], num_blocks: int) -> None:
-    """Losing the cache and computing it again changes nothing."""
-    interrupted, scheduler = serve(build, Serving(num_blocks=num_blocks), requests)
+def preempted_equals_uninterrupted(build: BuildEngine, requests: Sequence[Request], serving: Serving) -> None:
+    """Losing the cache and computing it again changes nothing; ``serving`` has too few blocks for all."""
+    interrupted, scheduler = serve(build, serving, requests)
     assert scheduler.num_preemptions > 0, "the pool was too large to preempt anybody"
     assert_same(interrupted, alone(build, requests))
 
@@ -137,3 +148,59 @@ def stream_equals_whole(build: BuildEngine, requests: Sequence[Request], decode:
         unstopped = replace(request, stop=())
         if answer.end.stop_match is None:
             assert_same(alone(build, [unstopped]), [answer])
+
+
+def prefix_hit_equals_cold(build: BuildEngine, requests: Sequence[Request], serving: Serving) -> None:
+    """Second turns, retries, branches and cancelled requests, served from what others left, get what they got alone."""
+    first = [replace(one, boundary=max(0, len(one.prompt_ids) - 3)) for one in requests]
+    cold = alone(build, first)
+    loop, scheduler = build(replace(serving, prompt_cache=True))
+    assert_same(serve_on(loop, scheduler, first), cold)
+    again = [replace(one, request_id=RequestId(f"{one.request_id}-again")) for one in first]
+    second = [_next_turn(one, answer) for one, answer in zip(first, cold, strict=True)]
+    branches = [_branch(one) for one in second]
+    cold_second, cold_branches = alone(build, second), alone(build, branches)
+    num_cached = 0
+    for round_, stagger, wanted in (
+        (again, 0, cold),
+        (second, 3, cold_second),
+        (branches, 0, cold_branches),
+        (again, 2, cold),
+    ):
+        answers = serve_on(loop, scheduler, round_, stagger=stagger)
+        assert_same(answers, wanted)
+        for one, answer in zip(round_, answers, strict=True):
+            assert answer.end.usage.num_cached_tokens % BLOCK_TOKENS == 0
+            assert answer.end.usage.num_cached_tokens < len(one.prompt_ids)
+            num_cached += answer.end.usage.num_cached_tokens
+    assert num_cached, "nothing was served from the cache"
+    _cancel_half_way(loop, scheduler, second)
+    assert_same(serve_on(loop, scheduler, second), cold_second)
+    off = [replace(one, prompt_cache=False) for one in again]
+    answers = serve_on(loop, scheduler, off)
+    assert_same(answers, cold)
+    assert not any(answer.end.usage.num_cached_tokens for answer in answers)
+
+
+def _next_turn(request: Request, answer: Answer) -> Request:
+    said = [token for token in answer.token_ids if token not in request.eos_ids]
+    prompt = (*request.prompt_ids, *said, 3, 1, 4, 1, 5)
+    return replace(
+        request, request_id=RequestId(f"{request.request_id}-2"), prompt_ids=prompt, boundary=len(prompt) - 2
+    )
+
+
+def _branch(request: Request) -> Request:
+    """The same beginning, another end."""
+    kept = request.prompt_ids[: len(request.prompt_ids) * 2 // 3]
+    return replace(request, request_id=RequestId(f"{request.request_id}-b"), prompt_ids=(*kept, 2, 7, 1, 8))
+
+
+def _cancel_half_way(loop: EngineLoop, scheduler: Scheduler, requests: Sequence[Request]) -> None:
+    for number, request in enumerate(requests):
+        one = replace(request, request_id=RequestId(f"{request.request_id}-c"))
+        loop.add(one, _Collector())
+        for _ in range(1 + number % 4):
+            loop.step()
+        loop.cancel(one.request_id, "requested")
+        invariants.check(scheduler)

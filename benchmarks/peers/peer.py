@@ -21,7 +21,11 @@ class Peer:
         path = ROOT / "benchmarks" / "peers" / script
         # -P: this folder, whose modules are named after the peers, must not be where the peer looks for itself.
         self._process = subprocess.Popen(
-            [python, "-P", str(path), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path("/")
+            [python, "-P", str(path), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path("/"),
         )
         self.about: dict[str, Any] = self._read()
         """What the peer says of itself: version, settings, load time."""

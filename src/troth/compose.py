@@ -6,13 +6,14 @@ Nothing else in the package imports both ring 2 and ring 3.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from troth.artifact.artifact import Artifact
 from troth.artifact.resolve import resolve as resolve_artifact
+from troth.artifact.template_source import TOOL_TEMPLATE
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.memory_plan import MemoryPlan
 from troth.contracts.progress import LoadProgress, no_progress
@@ -21,12 +22,16 @@ from troth.errors import ModelLoadError, OptionError
 if TYPE_CHECKING:
     from troth.config.facts import MachineFacts
     from troth.config.resolve import Resolved
+    from troth.contracts.capabilities import TemplateCapabilities
     from troth.models.registry import Recognised
     from troth.ops.registry import ProviderStatus
     from troth.run.worker import EngineThread
-    from troth.text.chat_template import ChatTemplate
+    from troth.text.call_pattern import CallPattern
+    from troth.text.chat_renderer import ChatRenderer
     from troth.text.defaults import GenerationDefaults
+    from troth.text.grammar import GrammarCompiler
     from troth.text.prompt import PromptBuilder
+    from troth.text.template_probe import Probe
     from troth.text.tokenizer import Tokenizer
 
 
@@ -36,14 +41,50 @@ class TextSide:
 
     artifact: Artifact
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ChatRenderer | None
     defaults: GenerationDefaults
+    compilers: dict[int, GrammarCompiler] = field(default_factory=dict, compare=False)
+    """Made when asked for, by size of the vocabulary."""
+    probes: list[Probe] = field(default_factory=list, compare=False)
+    """What the template was proved to do, once it was asked."""
+
+    @property
+    def probe(self) -> Probe | None:
+        """What the template was proved to do; None without one. The first call renders it some 70 times (50 ms)."""
+        from troth.text.probe_formats import RegistryReader
+        from troth.text.template_probe import probe_template
+
+        if self.template is not None and not self.probes:
+            self.probes.append(probe_template(self.template, RegistryReader()))
+        return self.probes[0] if self.probes else None
+
+    @property
+    def capabilities(self) -> TemplateCapabilities:
+        """What ``probe`` proved; without a template nothing."""
+        from troth.contracts.capabilities import TemplateCapabilities
+
+        return self.probe.capabilities if self.probe is not None else TemplateCapabilities()
+
+    @property
+    def calls(self) -> CallPattern | None:
+        """How the model writes calls, where a grammar can be made of it."""
+        from troth.text.call_pattern import call_pattern
+
+        return call_pattern(self.probe.replies, self.capabilities.tool_format) if self.probe is not None else None
+
+    def grammars(self, vocab_size: int) -> GrammarCompiler:
+        """Compiles grammars for a model with so many logits; the same one for the same size."""
+        from troth.text.grammar import GrammarCompiler
+
+        return self.compilers.setdefault(vocab_size, GrammarCompiler(self.tokenizer, vocab_size))
 
     def prompts(self, context_tokens: int) -> PromptBuilder:
         """Builds prompts for an engine with this context."""
         from troth.text.prompt import PromptBuilder
 
-        return PromptBuilder(self.tokenizer, self.template, context_tokens=context_tokens)
+        probe = self.probe
+        template = self.template.with_form(probe.form) if self.template is not None and probe is not None else None
+        return PromptBuilder(self.tokenizer, template, context_tokens=context_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +112,29 @@ def find(options: ModelOptions) -> Artifact:
 
 def load_text(artifact: Artifact, options: ModelOptions) -> TextSide:
     """Tokenizer, chat template and generation defaults of an artifact. Raises ModelLoadError."""
+    from troth.text.chat_renderer import ChatRenderer
     from troth.text.chat_template import ChatTemplate
     from troth.text.defaults import GenerationDefaults
     from troth.text.tokenizer import Tokenizer
 
     source = artifact.chat_template.source if artifact.chat_template else None
+    tool_source = artifact.chat_template.named.get(TOOL_TEMPLATE) if artifact.chat_template else None
     if options.chat_template is not None:
         try:
-            source = Path(options.chat_template).read_text(encoding="utf-8")
+            source, tool_source = Path(options.chat_template).read_text(encoding="utf-8"), None
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"chat template {options.chat_template!r} cannot be read: {error}") from error
     if artifact.gguf is not None:
         tokenizer = Tokenizer.from_gguf(artifact.gguf.metadata, str(artifact.gguf.path), template=source)
     else:
         tokenizer = Tokenizer.from_folder(artifact.root, template=source)
-    template = ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token) if source else None
-    return TextSide(artifact, tokenizer, template, GenerationDefaults.from_config(artifact.generation_config))
+
+    def compiled(text: str | None) -> ChatTemplate | None:
+        return ChatTemplate(text, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token) if text else None
+
+    template = compiled(source)
+    renderer = ChatRenderer(template, tool_template=compiled(tool_source)) if template is not None else None
+    return TextSide(artifact, tokenizer, renderer, GenerationDefaults.from_config(artifact.generation_config))
 
 
 def machine_facts() -> MachineFacts:
@@ -125,7 +173,7 @@ def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Plan
             device=resolved.device,
             dtype=resolved.dtype,
             specs=config.cache_specs(ELEMENT_BYTES[resolved.kv_dtype]),
-            weights_bytes=_num_parameters(artifact) * element,
+            weights_bytes=_weights_bytes(artifact, resolved.device, resolved.dtype, engine),
             transient_bytes=activations + logits,
             reserve_bytes=resolved.reserve_bytes,
             usable_bytes=resolved.usable_bytes,
@@ -152,6 +200,7 @@ def start_engine(
     """
     import torch
 
+    from troth.cache.checkpoints import CheckpointStorage
     from troth.cache.storage import CacheStorage
     from troth.contracts.cache_spec import attention_groups
     from troth.contracts.ports import EngineInfo
@@ -160,11 +209,13 @@ def start_engine(
     from troth.ops.impl import cpu
     from troth.run.batch import BatchBuilder
     from troth.run.engine import EngineLoop
+    from troth.run.grammar import RowGrammars
     from troth.run.recorded import RecordedDecode
     from troth.run.runner import ModelRunner
     from troth.run.worker import EngineThread
     from troth.schedule.admission import SchedulerLimits
     from troth.schedule.scheduler import Scheduler
+    from troth.schedule.sizing import checkpoint_interval
 
     memory, resolved = planned.plan, planned.resolved
     require_fit(planned)
@@ -184,7 +235,9 @@ def start_engine(
     recorded = None
     if device.type == "cpu" and any(status.name == "cpu" and status.active for status in providers):
         recorded = RecordedDecode(model, cache, batches, cpu.recording)
-    runner = ModelRunner(model, cache, batches, recorded)
+    checkpoints = CheckpointStorage(cache, memory.num_checkpoints) if memory.num_checkpoints else None
+    grammars = RowGrammars(text.grammars(model.config.vocab_size))
+    runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars)
     limits = SchedulerLimits(
         groups=groups,
         num_blocks=num_blocks,
@@ -193,6 +246,10 @@ def start_engine(
         chunk_tokens=resolved.chunk_tokens,
         step_tokens=resolved.step_tokens,
         context_tokens=memory.context_tokens,
+        prompt_cache=True,
+        num_checkpoints=memory.num_checkpoints,
+        checkpoint_bytes=memory.bytes_per_checkpoint,
+        checkpoint_interval_tokens=checkpoint_interval(specs, resolved.chunk_tokens),
     )
     loop = EngineLoop(
         Scheduler(limits),
@@ -200,6 +257,7 @@ def start_engine(
         text.tokenizer,
         clock=time.monotonic,
         consumer_idle_s=options.consumer_idle_s,
+        grammars=grammars,
     )
     info = EngineInfo(
         model=planned.name,
@@ -259,12 +317,24 @@ def require_fit(planned: Planned) -> None:
         return
     nearest = nearest_plan(lambda m, e: plan(artifact, m, e).plan, memory, planned.model, planned.engine)
     advice = f"What does fit: {nearest[0]}" if nearest else "No smaller context, cache format or batch fits either"
+    states = memory.state_bytes + memory.checkpoint_bytes
     raise ModelLoadError(
         f"does not fit: {memory.total_bytes} bytes wanted (weights {memory.weights_bytes}, cache {memory.kv_bytes}, "
-        f"state {memory.state_bytes}, workspace {memory.transient_bytes}, reserve {memory.reserve_bytes}), "
+        f"state {states}, workspace {memory.transient_bytes}, reserve {memory.reserve_bytes}), "
         f"{memory.usable_bytes} usable on {memory.device}. {advice}.",
         path=str(artifact.root),
     )
+
+
+def _weights_bytes(artifact: Artifact, device: str, dtype: str, options: EngineOptions) -> int:
+    """What the weights will take: as stored where the CPU kernels compute on that, else dense in ``dtype``."""
+    from troth.config.resolve import ELEMENT_BYTES
+    from troth.ops.impl import cpu
+
+    wanted = options.providers is None or "cpu" in options.providers
+    if device == "cpu" and dtype == "float32" and wanted and cpu.unavailable() is None:
+        return int(artifact.weight_bytes * cpu.PACKED_GROWTH)
+    return _num_parameters(artifact) * ELEMENT_BYTES[dtype]
 
 
 def _num_parameters(artifact: Artifact) -> int:

@@ -18,18 +18,32 @@ from typing import TYPE_CHECKING, Any, Self
 from troth import compose
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.bounds import mistyped, require_flag
-from troth.contracts.events import Completed, Event, Failed, FinishReason, Segment, Timings, TokenText, Usage
+from troth.contracts.events import (
+    Completed,
+    Event,
+    Failed,
+    FinishReason,
+    Segment,
+    SegmentKind,
+    Timings,
+    TokenText,
+    Usage,
+)
 from troth.contracts.failures import error_from_event
+from troth.contracts.grammar import Grammar
 from troth.contracts.memory_plan import MemoryPlan
 from troth.contracts.names import RequestId
 from troth.contracts.plan import TokenLogprobs
 from troth.contracts.ports import EngineInfo, EngineStatus
 from troth.contracts.progress import LoadProgress, no_progress
 from troth.contracts.request import Request
+from troth.contracts.tools import ToolCall, ToolError
+from troth.errors import RequestError
 
 if TYPE_CHECKING:
     from troth.run.stream import RequestStream
     from troth.run.worker import EngineThread
+    from troth.text.chat_terms import ChatTerms
     from troth.text.prompt import Prompt
 
 Messages = str | Sequence[Mapping[str, Any]]
@@ -46,6 +60,13 @@ class Reply:
     timings: Timings
     seed: int
     """Give it back to get the same answer again."""
+    reasoning: str = ""
+    """What was thought before ``text``, for models that mark it."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_errors: tuple[ToolError, ...] = ()
+    """Proposals that were no calls (they stay in ``text``), and forwarded ones whose arguments are wrong."""
+    unclosed_reasoning: bool = False
+    """The answer ended while it was still reasoning."""
     tokens: tuple[TokenText, ...] = ()
     """Every emitted token, when log-probabilities were asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
@@ -62,6 +83,8 @@ class AnswerStream:
         self._engine = engine
         """Held, because an engine that nobody holds is closed."""
         self._segments: list[Segment] = []
+        self._calls: list[ToolCall] = []
+        self._errors: list[ToolError] = []
         self._reply: Reply | None = None
 
     @property
@@ -107,14 +130,26 @@ class AnswerStream:
     async def __aexit__(self, *exception: object) -> None:
         self.cancel()
 
+    def _said(self, kind: SegmentKind) -> str:
+        return "".join(segment.text for segment in self._segments if segment.kind == kind)
+
     def _take(self, event: Event) -> None:
         if isinstance(event, Segment):
             self._segments.append(event)
+        elif isinstance(event, ToolCall):
+            self._calls.append(event)
+            self._errors += [event.error] if event.error else []
+        elif isinstance(event, ToolError):
+            self._errors.append(event)
         elif isinstance(event, Failed):
             raise error_from_event(event)
         elif isinstance(event, Completed):
             self._reply = Reply(
-                text="".join(segment.text for segment in self._segments if segment.kind == "text"),
+                text=self._said("text"),
+                reasoning=self._said("reasoning"),
+                tool_calls=tuple(self._calls),
+                tool_errors=tuple(self._errors),
+                unclosed_reasoning=event.unclosed_reasoning,
                 finish_reason=event.finish_reason,
                 usage=event.usage,
                 timings=event.timings,
@@ -209,9 +244,13 @@ class Engine:
 
         Args:
             messages: [{"role": ..., "content": ...}], or one user message as a string.
-            template_variables: handed to the chat template (``enable_thinking`` and the like).
-            options: ``max_tokens``, ``stop`` (string or list), ``ignore_eos``, ``priority``, ``prompt_cache``, and the
-                fields of ``contracts.sampling.SamplingParams``.
+            template_variables: handed to the chat template as they are.
+            options: ``tools`` (as in the OpenAI API), ``tool_choice``, ``parallel_tool_calls``, ``tool_validation``
+                (strict or forward), ``thinking`` (True, False; None leaves it to the template), ``reasoning_effort``,
+                ``reasoning_budget`` (most tokens of reasoning), ``max_tokens``, ``stop`` (string or list),
+                ``response_format`` (a mapping as in the OpenAI API), ``grammar`` (a ``contracts.grammar.Grammar``),
+                ``ignore_eos``, ``priority``, ``prompt_cache``, and the fields of
+                ``contracts.sampling.SamplingParams``.
 
         Raises:
             RequestError: a message or option is wrong; refusals by the engine come from the stream.
@@ -220,10 +259,17 @@ class Engine:
             messages = [{"role": "user", "content": messages}]
         if template_variables is not None:
             _require_names(template_variables)
-        return self._submit(self._prompts.chat(messages, variables=template_variables), options)
+        from troth.text.chat_terms import TERMS, read_terms
+
+        terms, capabilities = read_terms(options), self._text.capabilities
+        terms.require_served(capabilities)
+        variables = terms.variables(capabilities) | dict(template_variables or {})
+        prompt = self._prompts.chat(messages, terms.shown_tools, variables=variables or None)
+        rest = {name: value for name, value in options.items() if name not in TERMS}
+        return self._submit(prompt, rest, terms)
 
     def stream_completion(self, prompt: str | Sequence[int], **options: Any) -> AnswerStream:
-        """Continue a text, or token ids, piece by piece; ``options`` as ``stream``."""
+        """Continue a text, or token ids, piece by piece; ``options`` as ``stream``, tools and thinking aside."""
         built = self._prompts.completion(prompt) if isinstance(prompt, str) else self._prompts.token_ids(prompt)
         return self._submit(built, options)
 
@@ -247,8 +293,21 @@ class Engine:
     async def __aexit__(self, *exception: object) -> None:
         await self.close_async()
 
-    def _submit(self, prompt: Prompt, options: Mapping[str, Any]) -> AnswerStream:
-        return AnswerStream(self._thread.submit(self._request(prompt, options)), self)
+    def _submit(self, prompt: Prompt, options: Mapping[str, Any], terms: ChatTerms | None = None) -> AnswerStream:
+        request = self._request(prompt, options)
+        if terms is not None:
+            request = self._on_terms(request, prompt, terms)
+        return AnswerStream(self._thread.submit(request), self)
+
+    def _on_terms(self, request: Request, prompt: Prompt, terms: ChatTerms) -> Request:
+        """The request of a chat: how its answer is read, and the calls it must make."""
+        from troth.text.chat_terms import ChatModel
+
+        model = ChatModel(self._text.capabilities, self._text.tokenizer, self._text.calls)
+        grammar = terms.bound(request.grammar, model, prompt.text, param="grammar")
+        if grammar is not None and request.grammar is None:
+            self._text.grammars(self._thread.info.vocab_size).compile(grammar, param="tool_choice")
+        return replace(request, grammar=grammar, reading=terms.reading(model, prompt.text))
 
     def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
         """Prompt and options as the engine takes them. ``Request`` and ``SamplingParams`` check the values."""
@@ -257,17 +316,37 @@ class Engine:
         require_flag("ignore_eos", ignore_eos)
         if isinstance(given.get("logit_bias"), Mapping):
             given["logit_bias"] = tuple(given["logit_bias"].items())
+        grammar = self._grammar(given.pop("grammar", None), given.pop("response_format", None), prompt)
         limits = {name: given.pop(name) for name in ("max_tokens", "prompt_cache", "priority") if name in given}
         return Request(
             request_id=RequestId(uuid.uuid4().hex),
             prompt_ids=prompt.ids,
             eos_ids=frozenset() if ignore_eos else self._text.tokenizer.eos_ids,
             stop=(stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop,
+            grammar=grammar,
             boundary=prompt.boundary,
+            checkpoint_positions=prompt.checkpoint_positions,
             continues_text=prompt.continues_text,
             sampling=self._text.defaults.sampling(**{"seed": secrets.randbits(64)} | given),
             **limits,
         )
+
+    def _grammar(self, grammar: object, response_format: object, prompt: Prompt) -> Grammar | None:
+        """What the answer must match, compiled already: what cannot be is refused here, not by the stream."""
+        from troth.text.response_format import read_response_format
+
+        param = "grammar"
+        if response_format is not None:
+            if grammar is not None:
+                raise RequestError("grammar and response_format both say what the answer must match", param=param)
+            grammar, param = read_response_format(response_format), "response_format"
+        if grammar is None:
+            return None
+        if not isinstance(grammar, Grammar):
+            raise mistyped("grammar", "a Grammar", grammar)
+        compiler = self._text.grammars(self._thread.info.vocab_size)
+        compiler.compile(grammar, continues_text=prompt.continues_text, param=param)
+        return grammar
 
 
 def _require_names(variables: object) -> None:

@@ -220,7 +220,8 @@ def refused_size(root: Path) -> None:
     with (folder / SINGLE_NAME).open("r+b") as file:
         file.truncate((folder / SINGLE_NAME).stat().st_size + 2 * num_values)
     model = ModelOptions(device="cpu")
-    planned = compose.plan(resolve(folder), model, EngineOptions())
+    # Without the kernels that compute on weights as they are stored.
+    planned = compose.plan(resolve(folder), model, EngineOptions(providers=("torch",)))
     compose.require_fit(planned)
 
 

@@ -182,6 +182,14 @@ def hf(**changes: Any) -> dict[str, Any]:
         ({"rope_parameters": {"rope_type": "linear", "factor": "8"}}, "factor must be a number, not '8'"),
         ({"rope_parameters": {"rope_type": "default", "factor": 8.0}}, "'default' does not know 'factor'"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotate whole"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor must be positive, not 0"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": float("inf")}}, "factor must be a number, not inf"),
+        (
+            {"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}},
+            "high_freq_factor 1.0 must be above low_freq_factor",
+        ),
+        ({"rope_parameters": {**YARN, "rope_theta": 1.0}}, "rope theta must be above 1, not 1.0"),
+        ({"rope_parameters": {**YARN, "beta_slow": 0}}, "beta_slow must be positive, not 0"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters: says .* but rope_scaling says"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers: must be an integer"),
         ({"vocab_size": None}, "vocab_size: is missing"),
@@ -190,8 +198,9 @@ def hf(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_llama_config_refuses_by_name_what_it_does_not_compute(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelLoadError, match=message):
+    with pytest.raises(ModelLoadError, match=message) as caught:
         Config.from_hf(hf(**changes), "config.json")
+    assert str(caught.value).startswith("config.json: ")
 
 
 @pytest.mark.parametrize("name", ["llama", "linear", "llama3", "yarn"])

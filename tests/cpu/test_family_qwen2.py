@@ -115,8 +115,9 @@ def test_qwen2_config_gives_each_layer_its_window(changes: dict[str, Any], windo
     ],
 )
 def test_qwen2_config_refuses_by_name_what_it_does_not_compute(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelLoadError, match=message):
+    with pytest.raises(ModelLoadError, match=message) as caught:
         Config.from_hf(hf(**changes), "config.json")
+    assert str(caught.value).startswith("config.json: ")
 
 
 def test_qwen2_config_of_the_published_kind_is_read() -> None:

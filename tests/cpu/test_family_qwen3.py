@@ -84,8 +84,9 @@ def hf(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_qwen3_config_refuses_by_name_what_it_does_not_compute(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelLoadError, match=message):
+    with pytest.raises(ModelLoadError, match=message) as caught:
         Config.from_hf(hf(**changes), "config.json")
+    assert str(caught.value).startswith("config.json: ")
 
 
 def test_qwen3_config_of_the_published_kind_is_read() -> None:

@@ -126,12 +126,18 @@ def hf(**changes: Any) -> dict[str, Any]:
         ({"linear_num_key_heads": 3}, "linear_num_value_heads: 4 heads cannot share 3 key heads"),
         ({"layer_types": ["sliding_attention"] * 4}, "'sliding_attention' is not possible here"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim: must be an integer of at least 2"),
-        ({"head_dim": 34}, "rotary size must be even, not 17"),
+        ({"head_dim": 34}, "rotary size must be even and at least 2, not 17"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": "half"}},
+            "above 0 and at most 1, not 'half'",
+        ),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 2}}, "above 0 and at most 1, not 2"),
     ],
 )
 def test_qwen3_5_config_refuses_by_name_what_it_does_not_compute(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelLoadError, match=message):
+    with pytest.raises(ModelLoadError, match=message) as caught:
         Config.from_hf(hf(**changes), "config.json")
+    assert str(caught.value).startswith("config.json: ")
 
 
 def test_qwen3_5_config_refuses_unknown_keys_beside_the_text_config() -> None:

@@ -12,8 +12,10 @@ import transformers
 
 from tests import laws
 from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, VOCAB, load, random_ids, random_model, save
+from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
-from troth.contracts.cache_spec import attention_groups
+from troth.contracts.cache_spec import attention_groups, recurrent_bytes
+from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
@@ -21,11 +23,13 @@ from troth.ops.impl import cpu
 from troth.ops.linear import linear
 from troth.run.batch import BatchBuilder
 from troth.run.engine import EngineLoop
+from troth.run.grammar import RowGrammars
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import ModelRunner
 from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
+from troth.text.grammar import GrammarCompiler
 
 HYBRID = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -35,6 +39,12 @@ HYBRID = {
     "linear_num_value_heads": 4,
     "head_dim": 16,
 }
+SCHEMA = """{
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "s": {"type": "string", "maxLength": 20}},
+    "required": ["n", "s"],
+    "additionalProperties": false
+}"""
 FAMILIES: dict[str, Any] = {
     "llama": transformers.LlamaConfig(**DENSE),
     "mistral": transformers.MistralConfig(**DENSE, sliding_window=20),
@@ -53,9 +63,11 @@ def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = load(save(random_model(FAMILIES[request.param]), folder))
     specs = model.config.cache_specs(4)
     groups = attention_groups(specs)
+    compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
 
     def build(serving: laws.Serving) -> tuple[EngineLoop, Scheduler]:
         num_blocks = (serving.num_blocks,) * len(groups)
+        num_checkpoints = None if recurrent_bytes(specs) is None else serving.num_checkpoints
         cache = CacheStorage(specs, num_blocks, serving.max_rows, dtype=torch.float32, device=CPU)
         scheduler = Scheduler(
             SchedulerLimits(
@@ -66,19 +78,24 @@ def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                 chunk_tokens=serving.chunk_tokens,
                 step_tokens=serving.step_tokens,
                 context_tokens=CONTEXT,
+                prompt_cache=serving.prompt_cache,
+                num_checkpoints=num_checkpoints,
+                checkpoint_interval_tokens=32,
             )
         )
         ticks = count()
         batches = BatchBuilder(groups, serving.max_rows, CONTEXT, CPU)
         recorded = RecordedDecode(model, cache, batches, cpu.recording) if "cpu" in linear.active else None
-        runner = ModelRunner(model, cache, batches, recorded)
-        return EngineLoop(scheduler, runner, ByteTokenizer(), clock=lambda: float(next(ticks))), scheduler
+        checkpoints, grammars = CheckpointStorage(cache, serving.num_checkpoints), RowGrammars(compiler)
+        runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars)
+        loop = EngineLoop(scheduler, runner, ByteTokenizer(), clock=lambda: float(next(ticks)), grammars=grammars)
+        return loop, scheduler
 
     return build
 
 
 def requests() -> list[Request]:
-    """Different lengths, samplings, penalties, stops and ends."""
+    """Different lengths, samplings, penalties, stops, grammars and ends."""
     plans: list[tuple[int, int, dict[str, Any], dict[str, Any]]] = [
         (90, 24, {"temperature": 0.0}, {}),
         (17, 40, {"temperature": 0.9, "seed": 5}, {}),
@@ -87,6 +104,8 @@ def requests() -> list[Request]:
         (33, 25, {"temperature": 0.5, "presence_penalty": 1.0, "frequency_penalty": 0.7, "seed": 3}, {}),
         (48, 48, {"temperature": 1.2, "min_p": 0.05, "seed": 8}, {"eos_ids": frozenset(range(0, 131, 19))}),
         (5, 60, {"temperature": 0.8, "seed": 21, "logit_bias": ((65, 3.0), (66, 2.5))}, {"stop": ("AB", "BBA", "q")}),
+        (21, 40, {"temperature": 1.0, "seed": 4}, {"grammar": Grammar(kind="json_schema", source=SCHEMA)}),
+        (9, 36, {"temperature": 1.3, "seed": 6}, {"grammar": Grammar(kind="regex", source="[0-9]+", begins_after="e")}),
     ]
     return [
         Request(
@@ -111,10 +130,30 @@ def test_law_chunked_equals_whole(build: laws.BuildEngine) -> None:
 def test_law_preempted_equals_uninterrupted(build: laws.BuildEngine) -> None:
     """Short prompts get in together and then grow past what the pool holds."""
     growing = [replace(one, prompt_ids=one.prompt_ids[:12], max_tokens=70, eos_ids=frozenset()) for one in requests()]
-    laws.preempted_equals_uninterrupted(build, growing, num_blocks=10)
+    laws.preempted_equals_uninterrupted(build, growing, laws.Serving(num_blocks=10))
 
 
 def test_law_stream_equals_whole(build: laws.BuildEngine) -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.vocab_size >= VOCAB
     laws.stream_equals_whole(build, requests(), tokenizer.decode)
+
+
+@pytest.mark.parametrize(
+    "serving",
+    [
+        laws.Serving(),
+        laws.Serving(max_rows=3, chunk_tokens=40, step_tokens=40, num_blocks=24, num_checkpoints=5),
+    ],
+    ids=["room for all", "little room"],
+)
+def test_law_prefix_hit_equals_cold(build: laws.BuildEngine, serving: laws.Serving) -> None:
+    short = [replace(one, max_tokens=10) for one in requests()[:5]]
+    laws.prefix_hit_equals_cold(build, short, serving)
+
+
+def test_law_prefix_hit_equals_cold_when_preempted(build: laws.BuildEngine) -> None:
+    """A row that lost its blocks starts again from those that are still remembered."""
+    growing = [replace(one, prompt_ids=one.prompt_ids[:12], max_tokens=70, eos_ids=frozenset()) for one in requests()]
+    serving = laws.Serving(num_blocks=10, num_checkpoints=12, prompt_cache=True)
+    laws.preempted_equals_uninterrupted(build, growing, serving)

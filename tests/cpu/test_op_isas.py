@@ -77,5 +77,5 @@ def test_prompt_products_are_rounded_to_bf16_at_most(isa: str, case: Case) -> No
         return linear.implementations["cpu"].run(x_TI, packed("cpu", raw, torch.float32), bias_O, 0)
 
     got, want = on(isa, compute), linear.reference(x_TI, raw, bias_O)
-    dtype = torch.bfloat16 if isa == "avx512bf16" else torch.float32
+    dtype = torch.bfloat16 if isa in ("amx", "avx512bf16") else torch.float32
     assert linear.tolerances[dtype].holds(got, want).all()

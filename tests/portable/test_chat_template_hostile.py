@@ -91,6 +91,10 @@ EATS = {
     "output": "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
     "range": "{{ range(10000000) | list | length }}",
     "constant": "{% autoescape 'a' | center(1000000000) %}{% endautoescape %}",
+    "own list": "{% set l = [] %}{% for i in range(99999) %}{% set _ = l.append(l[:]) %}{% endfor %}",
+    "own list in itself": "{% set l = [1] %}{% set _ = l.append(l) %}{% set _ = l.append(l) %}{{ l | string }}",
+    "own lists, nested": "{% set l = [1] %}{% for i in range(99) %}{% set _ = l.append([l, l]) %}{% endfor %}{{ l }}",
+    "time": "{{ strftime_now('%c' * 10000) }}",
     "translated": "{{ 'a'.translate({97: 'b'}) }}",
     "lipsum": "{{ lipsum(n=100000000) }}",
 }
@@ -103,6 +107,10 @@ ESCAPES = {
     "format field": "{{ '{0.__class__}'.format(1) }}",
     "attr filter": "{{ (messages | attr('__class__')).x }}",
     "import": "{% import '/etc/passwd' as x %}",
+    "deep imports": "{% import 'a' as x %}" * 5000,
+    "deep includes": "{% include ['a', 'b'] ignore missing %}" * 1000,
+    "inheritance": "{% extends 'base' %}{% block a %}{{ super() }}{% endblock %}",
+    "own list": "{{ [1].__class__ }}{{ [1].append.__self__ }}{{ [1].extend([2]) }}",
     "mutation": "{{ messages.clear() }}",
     "dropped filter": "{% if false %}{{ 1 | random }}{% endif %}{{ [1] | map('random') | list }}",
 }

@@ -51,6 +51,7 @@ FROZEN = {
     "serve": [*GENERAL, *SERVE, *BATCH, *MODEL, *TEMPLATE],
     "models": [*GENERAL, "--json"],
     "fit": [*GENERAL, *MODEL, *BATCH, "--json"],
+    "probe": [*GENERAL, *MODEL, *TEMPLATE, "--json"],
     "doctor": [*GENERAL, "--json"],
 }
 """A flag is a promise: adding, renaming or removing one is a decision, and is made here too."""

@@ -177,6 +177,8 @@ def test_models_survives_a_folder_that_cannot_be_listed(tmp_path: Path, capsys: 
         ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
         ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
         ({}, str(Path.home() / ".cache/huggingface/hub")),
+        # In a container whose user has no home: that was an error of every command that looks there.
+        ({"HF_HOME": "~nobody-is-called-so/hf"}, "~nobody-is-called-so/hf/hub"),
     ],
 )
 def test_cache_is_where_huggingface_hub_has_it(environ: dict[str, str], place: str) -> None:

@@ -81,3 +81,23 @@ def test_terminal_replaces_what_its_encoding_lacks() -> None:
         env={"PYTHONIOENCODING": "latin-1", "PYTHONPATH": ":".join(sys.path)},
     )
     assert done.stdout == "café ?".encode("latin-1")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes descriptors through a shell")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_terminal_does_without_streams_that_were_closed(closed: str) -> None:
+    """Python has None in their place, and every command died of it."""
+    code = (
+        "import os; from troth.cli.terminal import Terminal; t = Terminal(); "
+        "t.line('result'); t.note('note'); t.read_input(); t.is_interactive; t.shows_progress; "
+        "os._exit(os.open(os.devnull, os.O_RDONLY) < 3)"
+    )
+    command = f'exec "$0" -c "$1" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, code],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (b"" if ">&- 2" in closed or closed == ">&-" else b"result\n")

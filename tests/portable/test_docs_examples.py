@@ -107,7 +107,15 @@ def test_quickstart_lists_the_options_of_an_answer() -> None:
     text = Document.read("docs/quickstart.md").section("Python").flat
     sentence = text[text.index("Options of `chat`") : text.index("and every field of")]
     names = [name for name in re.findall(r"`(\w+)`", sentence) if name not in ("chat", "complete")]
-    example = {"max_tokens": 3, "stop": "x", "ignore_eos": True, "priority": 1, "prompt_cache": False}
+    example = {
+        "max_tokens": 3,
+        "stop": "x",
+        "response_format": {"type": "text"},
+        "grammar": None,
+        "ignore_eos": True,
+        "priority": 1,
+        "prompt_cache": False,
+    }
     assert names == list(example)
     opener = EngineOpener()
     engine = opener(None, None, lambda *progress: None)

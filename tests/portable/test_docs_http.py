@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from starlette.routing import Route
 from tests.markdown import ROOT, Document, Row, code, codes
 from tests.portable.serving import CHAT, COMPLETIONS, asking, error_of, hello, records
 from troth.config.options import EngineOptions, ServeOptions
+from troth.contracts.prefix_cache import PrefixCacheStatus
 from troth.contracts.sampling import MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, SamplingParams
+from troth.contracts.tools import ToolError
 from troth.errors import RequestError
 from troth.serve import body, connection, listen, sampling, sse, tokens
 from troth.serve.app import create_app
@@ -46,6 +49,8 @@ WRONG_TYPE = {
     "object": [],
     "array": "x",
     "string or array": 3,
+    "object or string": 3,
+    "string or object": 3,
 }
 
 
@@ -83,7 +88,8 @@ def read(endpoint: str, **fields: Any) -> Any:
 
 def known_fields(endpoint: str) -> dict[str, str]:
     """Every field the code of an endpoint knows -> what it does with it."""
-    objects: dict[str, Any] = {"stream_options": {}, "logit_bias": {}, "chat_template_kwargs": {}}
+    names = ("stream_options", "logit_bias", "chat_template_kwargs", "reasoning", "thinking")
+    objects: dict[str, Any] = {name: {} for name in names}
     fields = Recorded({**LEAST[endpoint], **objects})
     READERS[endpoint](fields, models())
     parents = {name.partition(".")[0] for name in fields.log if "." in name}
@@ -276,13 +282,17 @@ def test_http_document_shows_the_shape_of_every_record_of_a_stream() -> None:
 def test_http_document_lists_what_the_troth_object_holds() -> None:
     rows = {code(row["field"]): codes(row["meaning"]) for row in DOCUMENT.table("field", "where", "meaning")}
     progress = {"stream": True, "stream_options": {"include_progress": True}}
-    engine = FakeEngine("Hello there.", max_rows=1, step_s=0.001)
+    error = ToolError(reason="malformed", message="no")
+    answer = FakeAnswer(text="Hello there.", errors=(error,), unclosed_reasoning=True)
+    engine = FakeEngine(answer, max_rows=1, step_s=0.001)
     with asking(engine) as client:
-        whole = client.post(CHAT, json=hello(strange=1), headers={"x-troth-debug": "1"}).json()
+        body = hello(strange=1, guided_json={"not": {}})
+        whole = client.post(CHAT, json=body, headers={"x-troth-debug": "1"}).json()
         first, second = client.run(both(client.http, hello(**progress)))
     seen: dict[str, Any] = dict(whole["troth"])
+    (seen["tool_errors"],) = seen["tool_errors"]
     for one in [*records(first.text), *records(second.text)]:
-        seen |= one.get("troth", {})
+        seen |= {name: value for name, value in one.get("troth", {}).items() if name != "tool_errors"}
     assert rows.keys() == seen.keys()
     for name, value in seen.items():
         if isinstance(value, dict):
@@ -359,6 +369,7 @@ def test_http_document_lists_the_fields_of_a_model_and_of_the_status() -> None:
         "info": list(engine["info"]),
         "info.plan": list(engine["info"]["plan"]),
         "status": list(engine["status"]),
+        "status.prefix_cache": [field.name for field in dataclasses.fields(PrefixCacheStatus)],
     }
     flat = state.flat
     assert f"has {listing(list(status))}, each with {listing(list(engine))}" in flat

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
-from troth.errors import StreamProtocol
+from troth.errors import DeviceError, StreamProtocol
 from troth.run.engine import EngineLoop
 from troth.run.stream import EventChannel, RequestStream
 from troth.run.worker import EngineThread
@@ -71,10 +74,10 @@ def test_thread_fails_only_the_request_whose_arrival_hits_a_bug(monkeypatch: pyt
     """The engine died of it, and the request's consumer waited for ever."""
     add = EngineLoop.add
 
-    def buggy(self: EngineLoop, request: Request, sink: Any) -> None:
+    def buggy(self: EngineLoop, request: Request, *arguments: Any) -> None:
         if request.request_id == "bad":
             raise TypeError("a bug")
-        add(self, request, sink)
+        add(self, request, *arguments)
 
     monkeypatch.setattr(EngineLoop, "add", buggy)
     with engine_thread() as thread:
@@ -187,3 +190,78 @@ def test_stream_whose_event_loop_was_closed_takes_events_all_the_same() -> None:
     asyncio.run(leave())
     assert channel.offer(Failed(kind="DeviceError", message="m"))
     assert channel.take() is not None
+
+
+def test_thread_survives_streams_collected_while_it_waits() -> None:
+    """The lock it was woken through was not reentrant: the engine and everyone who asked it hung for ever.
+
+    The profile hook stands for a garbage collection, which may come at any call.
+    """
+    doomed: list[RequestStream] = []
+    is_hooked = threading.Event()
+
+    def collect(frame: FrameType, event: str, argument: object) -> None:
+        is_hooked.set()
+        if event == "call" and frame.f_code.co_filename == threading.__file__ and doomed:
+            doomed.pop()
+
+    threading.setprofile(collect)
+    try:
+        with engine_thread() as thread:
+            assert is_hooked.wait(30)
+            for index in range(20):
+                stream = thread.submit(request(str(index), 4000))
+                while not thread.status_now().num_running:
+                    time.sleep(0.001)
+                doomed.append(stream)
+                del stream
+            doomed.clear()
+            assert isinstance(last(thread.submit(request("good"))), Completed)
+            assert thread.status_now(30).num_requests_by_end == {"Cancelled": 20, "length": 1}
+    finally:
+        threading.setprofile(None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_thread_and_streams_refuse_to_work_in_a_fork() -> None:
+    """The child waited for ever: the engine's thread is the parent's alone."""
+    with engine_thread() as thread:
+        stream = thread.submit(request("parent", 4000))
+        next(stream)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            told = 0
+            try:
+                refused = last(thread.submit(request("child")))
+                told += isinstance(refused, Failed) and "is a fork" in refused.message
+                for ask in (lambda: next(stream), thread.status_now):
+                    try:
+                        ask()
+                    except DeviceError as error:
+                        told += "is a fork" in str(error)
+                stream.cancel()
+                thread.close()
+            finally:
+                os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert thread.status_now().num_running == 1
+        stream.cancel()
+        assert isinstance(last(stream), Completed)
+
+
+def test_thread_whose_scheduler_fails_ends_every_request_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Giving the blocks back hit the bug again, and the consumers behind it waited for ever."""
+
+    def buggy(*arguments: Any, **named: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Scheduler, "finish", buggy)
+    with engine_thread() as thread:
+        streams = [thread.submit(request(str(index), 4000)) for index in range(4)]
+        next(streams[0])
+        streams[1].cancel()
+        ends = [last(stream) for stream in streams]
+        assert {type(end) for end in ends} == {Failed}
+        assert all("a bug" in end.message for end in ends if isinstance(end, Failed))

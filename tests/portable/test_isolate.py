@@ -407,6 +407,39 @@ def test_aclose_ends_a_process_that_hangs(how: str, monkeypatch: pytest.MonkeyPa
     run(scenario, BUILT_BY + "build_blind", {"how": how}, close_timeout_s=0.2, status_timeout_s=0.2)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
+def test_client_of_a_stopped_process_says_so_until_it_speaks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was called ready, and its requests waited for ever."""
+    monkeypatch.setattr("troth.runtime.isolate.BEAT_S", 0.2)
+
+    async def reaches(client: ProcessEngineClient, state: str) -> None:
+        while client.state != state:
+            await asyncio.sleep(0.02)
+
+    async def scenario(client: ProcessEngineClient) -> None:
+        info = await client.ready()
+        # Longer than the allowed silence, as a living process has something to say.
+        await asyncio.sleep(2.5)
+        assert client.state == "ready"
+        assert client.process_id is not None
+        os.kill(client.process_id, signal.SIGSTOP)
+        running = client.submit(request("running"))
+        await reaches(client, "unresponsive")
+        for ask in (client.ready, client.status):
+            with pytest.raises(NotReady, match="may hang or be stopped"):
+                await ask()
+        (refused,) = await collect(client, request("refused"))
+        assert isinstance(refused, Failed)
+        assert refused.kind == "NotReady"
+        os.kill(client.process_id, signal.SIGCONT)
+        await reaches(client, "ready")
+        assert client.info == info
+        assert isinstance([event async for event in running][-1], Completed)
+        assert isinstance((await collect(client, request()))[-1], Completed)
+
+    run(scenario, silence_s=2.0)
+
+
 def test_aclose_right_after_start_leaves_nothing() -> None:
     async def scenario(client: ProcessEngineClient) -> None:
         await client.aclose()

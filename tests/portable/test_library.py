@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli_engine import ScriptedThread
 from troth.config.options import ModelOptions
+from troth.contracts.capabilities import TemplateCapabilities
 from troth.contracts.request import Request
 from troth.errors import ModelLoadError, RequestError
 from troth.library import Engine
@@ -25,6 +26,8 @@ def engine(text: str = "Hello.") -> tuple[Engine, ScriptedThread]:
     side: Any = SimpleNamespace(
         prompts=lambda context_tokens: BytePrompts(),
         tokenizer=ByteTokenizer(),
+        capabilities=TemplateCapabilities(),
+        calls=None,
         defaults=GenerationDefaults.from_config({}),
     )
     return Engine(thread, side), thread  # type: ignore[arg-type]

@@ -67,12 +67,11 @@ def test_prompt_boundary_is_the_own_encoding_of_the_conversation(
     messages: list[dict[str, Any]], opening: str, composing: bool
 ) -> None:
     """Read off the whole encoding or encoded apart: the ids before the boundary are those of the render without it."""
-    source = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}" + opening + "{% endif %}"
-    )
+    history = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    source = history + "{% if add_generation_prompt %}" + opening + "{% endif %}"
     tokenizer = byte_level(normalizer={"type": "NFC"} if composing else None)
     prompt = builder(source, tokenizer).chat(messages)
-    own = tokenizer.encode("".join(m["content"] for m in messages), add_special=False)
+    own = list(builder(history, tokenizer).chat(messages).ids)
     strict = len(own) < len(prompt.ids) and list(prompt.ids[: len(own)]) == own
     assert prompt.boundary == (len(own) if strict and own else None)
 
@@ -143,8 +142,37 @@ def test_prompt_chat_without_template_is_unavailable() -> None:
     assert (caught.value.capability, caught.value.param) == ("chat", "messages")
 
 
+@pytest.mark.parametrize("vocabulary", [byte_level, sentencepiece], ids=["bytes", "sentencepiece"])
+@pytest.mark.parametrize("said", ["{0}", "hello{0}world", " {0} {0}", "a{0}{1}b{0}", "{1}"])
+def test_prompt_control_tokens_in_messages_stay_text(vocabulary: Any, said: str) -> None:
+    """Neither a message, nor a tool's description, nor a variable makes a control id; the template still does."""
+    tokenizer = vocabulary()
+    control = sorted(tokenizer.control_texts, key=len)[-2:]
+    text = said.format(*control)
+    source = "{% for m in messages %}" + control[0] + "{{ m.content }}{% endfor %}" + control[1]
+    plain = builder(source, tokenizer).chat([{"role": "user", "content": "hello"}])
+    prompt = builder(source, tokenizer).chat([{"role": "user", "content": text}])
+    specials = [token_id for token_id in prompt.ids if tokenizer.is_special(token_id)]
+    assert specials == [token_id for token_id in plain.ids if tokenizer.is_special(token_id)]
+    assert prompt.text == control[0] + text + control[1]
+    shown = tokenizer.decode(prompt.ids[tokenizer.add_bos :], skip_special=False)
+    if tokenizer.drops_first_space:  # it may put a space behind each control token
+        shown, text = shown.replace(" ", ""), text.replace(" ", "")
+    assert shown == control[0] + text + control[1]
+
+
+def test_prompt_control_tokens_in_tools_and_variables_stay_text() -> None:
+    source = "{{ tools | tojson(ensure_ascii=true) }}{{ name }}{{ messages[0].content }}" + IM_END
+    tool = {"type": "function", "function": {"name": "f", "description": f"{IM_START}é", "parameters": {}}}
+    prompt = builder(source).chat(HELLO, [tool], {"name": IM_START})
+    tokenizer = byte_level()
+    assert [token_id for token_id in prompt.ids if tokenizer.is_special(token_id)] == tokenizer.encode(IM_END)
+    assert tokenizer.decode(prompt.ids, skip_special=False) == prompt.text
+    assert prompt.text.count(IM_START) == 2
+
+
 def test_prompt_hands_tools_and_variables_to_the_template() -> None:
-    source = "{{ tools[0].name }}{{ enable_thinking }}{{ messages[0].content }}"
+    source = "{{ tools[0].function.name }}{{ enable_thinking }}{{ messages[0].content }}"
     assert builder(source).chat(HELLO, [{"name": "f"}], {"enable_thinking": True}).text == "fTruehello"
 
 

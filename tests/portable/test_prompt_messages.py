@@ -57,6 +57,20 @@ def test_messages_reasoning_has_one_name(field: str) -> None:
     assert message == {"role": "assistant", "content": "x", "reasoning_content": "because"}
 
 
+def test_messages_reasoning_may_be_parts_of_an_answer() -> None:
+    parts = [
+        {"type": "thinking", "thinking": "a"},
+        {"type": "text", "text": "x"},
+        {"type": "thinking", "thinking": "b"},
+    ]
+    assert one(role="assistant", content=parts) == {"role": "assistant", "content": "x", "reasoning_content": "a\nb"}
+    assert one(role="assistant", content=parts, reasoning="c")["reasoning_content"] == "c"
+    assert one(role="assistant", content=parts[:1]) == {"role": "assistant", "content": "", "reasoning_content": "a"}
+    with pytest.raises(RequestError) as caught:
+        one(role="user", content=parts)
+    assert caught.value.param == "messages[0].content[0]"
+
+
 @pytest.mark.parametrize(
     ("arguments", "normal"),
     [
@@ -113,6 +127,7 @@ CALL = {"function": {"name": "f", "arguments": {}}}
         ([{"role": "user", "content": "a\ud800"}], "messages[0].content"),
         ([{"role": "tool", "content": "x", "tool_call_id": []}], "messages[0].tool_call_id"),
         ([{"role": "assistant", "content": "x", "reasoning": {}}], "messages[0].reasoning"),
+        ([{"role": "assistant", "content": [{"type": "thinking"}]}], "messages[0].content[0].thinking"),
         ([{"role": "assistant", "tool_calls": CALL}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": ["f"]}], "messages[0].tool_calls[0]"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0]"),

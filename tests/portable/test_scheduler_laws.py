@@ -85,6 +85,8 @@ class Traffic:
             self.answers.setdefault(outcome.request_id, []).extend(outcome.token_ids)
             if outcome.finish:
                 self.ends[outcome.request_id] = outcome.finish
+            if outcome.failure:
+                self.ends[outcome.request_id] = "failed"
         invariants.check(self.scheduler)
         return True
 

@@ -36,6 +36,16 @@ def test_key_opens_every_route_and_nothing_else_does(headers: dict[str, str | by
         assert client.post("/tokenize", json={"prompt": "a"}, headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("origin", ["http://[::1", "http://[]/", "http://[v1.x", "null", "", "http://"])
+def test_origin_that_is_none_is_foreign(origin: str) -> None:
+    """Some were a 500."""
+    with asking() as client:
+        refused = client.post(CHAT, content=b"{}", headers={"origin": origin, "content-type": "text/plain"})
+        served = client.post(CHAT, json=hello(), headers={"origin": origin})
+    assert (refused.status_code, error_of(refused)["code"]) == (403, "foreign_origin")
+    assert served.status_code == 200
+
+
 def test_missing_key_is_told_how_to_send_one() -> None:
     with asking(api_keys=KEYS) as client:
         response = client.get("/v1/models")

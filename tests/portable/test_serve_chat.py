@@ -281,30 +281,25 @@ def test_chat_passes_template_variables_on() -> None:
 
 
 def test_chat_lists_unknown_fields_when_asked_to() -> None:
-    body = hello(user="me", metadata={}, store=False, guided_json={}, wild=1)
+    body = hello(user="me", metadata={}, store=False, guided_tree={}, wild=1)
     with asking() as client:
         told = client.post(CHAT, json=body, headers={"x-troth-debug": "1"}).json()
         silent = client.post(CHAT, json=body).json()
         stream = records(client.post(CHAT, json={**body, "stream": True}, headers={"x-troth-debug": "1"}).text)
-    assert told["troth"]["ignored"] == ["guided_json", "wild"]
-    assert stream[-1]["troth"]["ignored"] == ["guided_json", "wild"]
+    assert told["troth"]["ignored"] == ["guided_tree", "wild"]
+    assert stream[-1]["troth"]["ignored"] == ["guided_tree", "wild"]
     assert "ignored" not in silent["troth"]
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}),
         ("prediction", {"type": "content", "content": "x"}),
         ("web_search_options", {}),
-        ("reasoning_effort", "high"),
     ],
 )
 def test_chat_refuses_by_name_what_it_cannot_do(client: Asked, field: str, value: Any) -> None:

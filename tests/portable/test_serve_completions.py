@@ -126,6 +126,15 @@ def test_completion_refuses_what_it_cannot_do_and_names_the_field(
     assert (error["param"], error["code"]) == (param, code)
 
 
+def test_completion_of_too_many_answers_tells_how_many_they_are() -> None:
+    """ "1 prompts with 100 choices each are 100 answers" was not English."""
+    with asking() as client:
+        one = client.post(COMPLETIONS, json={"prompt": "a", "n": 100})
+        forty = client.post(COMPLETIONS, json={"prompt": ["a"] * 40, "n": 2})
+    assert error_of(one)["message"] == "prompts (1) times n (100) is 100 answers; at most 72 fit into one request"
+    assert error_of(forty)["message"] == "prompts (40) times n (2) is 80 answers; at most 72 fit into one request"
+
+
 def test_completion_tolerates_best_of_that_returns_every_choice() -> None:
     with asking(FakeEngine("x")) as client:
         body = client.post(COMPLETIONS, json={"prompt": "a", "n": 2, "best_of": 2, "suffix": ""}).json()

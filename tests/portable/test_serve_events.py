@@ -111,10 +111,13 @@ def test_stream_that_stops_without_an_end_is_an_internal_error(stream: bool) -> 
     assert response.status_code == (200 if stream else 500)
 
 
-def test_tool_call_segment_without_tools_is_an_internal_error() -> None:
+def test_tool_call_segment_is_not_shown_as_text() -> None:
+    """Its call is, by events of its own."""
     with asking(Scripted(Segment(text="{", kind="tool_call"), DONE)) as client:
-        response = client.post(CHAT, json=hello(stream=True))
-    assert '"code":"internal_error"' in response.text
+        stream = records(client.post(CHAT, json=hello(stream=True)).text)
+        whole = client.post(CHAT, json=hello()).json()
+    assert not any(choice["delta"].get("content") for record in stream for choice in record["choices"])
+    assert whole["choices"][0]["message"]["content"] == ""
 
 
 def test_failure_with_everything_set_reaches_the_client_whole() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.portable.serving import CHAT, asking, error_of, hello
-from troth.errors import DeviceError
+from troth.errors import DeviceError, NotReady
 from troth.testing.fake_engine import FakeAnswer, FakeEngine
 
 
@@ -66,6 +66,23 @@ def test_health_follows_the_engine() -> None:
     assert "retry-after" in loading.headers
     assert (ready.status_code, ready.json()) == (200, {"status": "ok"})
     assert (failed.status_code, failed.json()["status"]) == (503, "failed")
+
+
+def test_health_names_an_engine_whose_process_hangs() -> None:
+    """It was ok."""
+
+    class Hanging(FakeEngine):
+        async def status(self) -> None:  # type: ignore[override]
+            raise NotReady("no sign of life")
+
+    with asking(Hanging(ready=False)) as client:
+        health = client.get("/health")
+        (engine,) = client.get("/v1/status").json()["engines"]
+    assert (health.status_code, health.json()) == (
+        503,
+        {"status": "unresponsive", "models": {"fake": "unresponsive"}},
+    )
+    assert (engine["state"], engine["status"]["state"]) == ("unresponsive", "unresponsive")
 
 
 def test_status_shows_engine_plan_and_counts() -> None:

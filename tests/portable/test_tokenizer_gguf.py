@@ -220,6 +220,19 @@ def test_tokenizer_gguf_sentencepiece_names_the_key_it_refuses(changed: dict[str
     assert caught.value.field == f"tokenizer.ggml.{field}"
 
 
+@pytest.mark.parametrize(
+    ("token", "told"), [("a" * 20_000, "splitting"), ("a" * 2**24, "characters")], ids=["one_splits", "all_build"]
+)
+def test_tokenizer_gguf_refuses_tokens_that_would_take_minutes(token: str, told: str) -> None:
+    """Splitting one of a megabyte at every character took hours."""
+    plain = sentencepiece_metadata()
+    tokens, kinds, scores = (plain[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type", "scores"))
+    longer = sentencepiece_metadata(tokens=[*tokens, token], token_type=[*kinds, NORMAL], scores=[*scores, -1e9])
+    with pytest.raises(ModelLoadError, match=told) as caught:
+        tokenizer_from_gguf(longer)
+    assert caught.value.field == "tokenizer.ggml.tokens"
+
+
 def test_tokenizer_gguf_wordpiece_without_unknown_token_is_refused() -> None:
     with pytest.raises(ModelLoadError) as caught:
         tokenizer_from_gguf(wordpiece_metadata(unknown_token_id=99))

@@ -24,7 +24,7 @@ from tests.portable.vocabularies import (
     byte_level_metadata,
 )
 from tests.shared_data import shared
-from troth.errors import ModelLoadError
+from troth.errors import ModelLoadError, RequestError
 from troth.text.gguf_tokenizer import tokenizer_from_gguf
 from troth.text.tokenizer import Tokenizer
 from troth.text.tokenizer_json import tokenizer_from_json
@@ -112,6 +112,29 @@ def test_tokenizer_json_refuses_a_damaged_file() -> None:
     for data in (b"", b"{}", byte_level_json()[:-20], b"\xff\xfe"):
         with pytest.raises(ModelLoadError, match="tokenizer"):
             tokenizer_from_json(data)
+
+
+@pytest.mark.parametrize("vocab", [{"a": 0, "b": 2**32 - 1}, {"a": 2**24}, {}])
+def test_tokenizer_json_refuses_ids_it_would_count_to_for_minutes(vocab: dict[str, int]) -> None:
+    model = {"type": "BPE", "vocab": vocab, "merges": []}
+    with pytest.raises(ModelLoadError, match="ids") as caught:
+        tokenizer_from_json(byte_level_json(model=model, added_tokens=[]), path="tokenizer.json")
+    assert "tokenizer.json: model" in str(caught.value)
+
+
+def test_tokenizer_json_whose_pattern_backtracks_without_end_refuses_the_text() -> None:
+    """The library panics: its exception went past every ``except Exception``."""
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    tokenizer = tokenizer_from_json(byte_level_json(pre_tokenizer=split))
+    assert tokenizer.decode(tokenizer.encode("ay")) == "ay"
+    for encode in (
+        lambda: tokenizer.encode("x" * 100, param="text"),
+        lambda: tokenizer.encode("x" * 100, parse_special=False, param="text"),
+        lambda: tokenizer.encode_split("x" * 100, 1, param="text"),
+    ):
+        with pytest.raises(RequestError, match="cannot read text") as caught:
+            encode()
+        assert caught.value.param == "text"
 
 
 def test_tokenizer_json_token_outside_the_byte_alphabet_is_its_own_text() -> None:

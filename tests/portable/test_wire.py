@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from troth.contracts.answer import AnswerReading
 from troth.contracts.events import Completed, Failed, Prefill, Queued, Segment, Timings, TokenText, Usage
+from troth.contracts.grammar import Grammar
 from troth.contracts.memory_plan import GroupPlan, MemoryPlan
 from troth.contracts.plan import TokenLogprobs
 from troth.contracts.ports import EngineInfo, EngineStatus
+from troth.contracts.prefix_cache import PrefixCacheStatus
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
+from troth.contracts.tools import ToolCall, ToolCallDelta, ToolChoice, ToolError, ToolPolicy, ToolSpec
 from troth.errors import StreamProtocol
 from troth.runtime import wire
 
@@ -45,6 +49,15 @@ SAMPLING = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     prompt_logprobs=st.none() | st.integers(0, 20),
 )
+SCHEMA = st.none() | st.booleans() | st.dictionaries(TEXT, st.none() | st.booleans() | COUNT | TEXT | st.lists(COUNT))
+TOOL_ERROR = st.builds(
+    ToolError,
+    reason=st.sampled_from(["malformed", "arguments_invalid"]),
+    message=TEXT,
+    name=st.none() | TEXT,
+    call_id=st.none() | TEXT,
+    pointer=TEXT,
+)
 REQUEST = st.builds(
     Request,
     request_id=TEXT,
@@ -53,6 +66,34 @@ REQUEST = st.builds(
     max_tokens=st.none() | st.integers(1, 2**63 - 1),
     eos_ids=st.frozensets(COUNT, max_size=4),
     stop=st.lists(TEXT.filter(bool), max_size=3).map(tuple),
+    grammar=st.none()
+    | st.builds(
+        Grammar,
+        kind=st.sampled_from(["json_schema", "regex", "lark"]),
+        source=TEXT.filter(bool),
+        strict=st.booleans(),
+        begins_after=TEXT,
+    )
+    | st.builds(
+        Grammar, kind=st.just("choice"), choices=st.lists(TEXT.filter(bool), min_size=1, max_size=3).map(tuple)
+    ),
+    reading=st.none()
+    | st.builds(
+        AnswerReading,
+        reasoning=st.none() | TEXT,
+        tools=st.none() | TEXT,
+        policy=st.builds(
+            ToolPolicy,
+            tools=st.lists(st.builds(ToolSpec, name=TEXT, parameters=SCHEMA), max_size=2).map(tuple),
+            choice=st.builds(ToolChoice, mode=st.sampled_from(["auto", "named"]), name=st.none() | TEXT),
+            validation=st.sampled_from(["strict", "forward"]),
+            parallel=st.booleans(),
+        ),
+        prompt_tail=TEXT,
+        continues=st.none() | st.just("text"),
+        reasoning_budget=st.none() | COUNT,
+        close_ids=st.lists(COUNT, max_size=3).map(tuple),
+    ),
     echo_special=st.booleans(),
     boundary=st.none() | COUNT,
     checkpoint_positions=st.lists(COUNT, max_size=3).map(tuple),
@@ -70,9 +111,13 @@ EVENT = st.one_of(
         tokens=st.lists(st.builds(TokenText, token_id=COUNT, logprobs=st.none() | LOGPROBS), max_size=3).map(tuple),
         num_completion_tokens=COUNT,
     ),
+    st.builds(ToolCallDelta, index=COUNT, id=st.none() | TEXT, name=st.none() | TEXT, arguments=TEXT),
+    st.builds(ToolCall, index=COUNT, id=TEXT, name=TEXT, arguments=TEXT, error=st.none() | TOOL_ERROR),
+    TOOL_ERROR,
     st.builds(
         Completed,
-        finish_reason=st.sampled_from(["stop", "length", "aborted"]),
+        finish_reason=st.sampled_from(["stop", "length", "tool_calls", "aborted"]),
+        unclosed_reasoning=st.booleans(),
         usage=st.builds(Usage, num_prompt_tokens=COUNT, num_completion_tokens=COUNT),
         timings=st.builds(Timings, queued_s=FLOAT, prefill_s=FLOAT, decode_s=FLOAT),
         seed=st.integers(0, 2**64 - 1),
@@ -129,6 +174,7 @@ STATUS = EngineStatus(
     num_preemptions=11,
     num_requests_by_end={"stop": 12},
     downgrades=("slow",),
+    prefix_cache=PrefixCacheStatus(num_blocks=(1, 2), num_admissions={"hit": 3}, num_refused_tokens={"window_lost": 4}),
 )
 
 
@@ -170,6 +216,7 @@ def test_messages_to_the_engine_survive_the_wire(message: wire.ToEngine) -> None
         wire.Ready(INFO),
         wire.LoadFailed("ModelLoadError", "no such file"),
         wire.Status(5, STATUS),
+        wire.Alive(),
         wire.Closed(),
     ],
 )

@@ -26,6 +26,8 @@ MAX_TEMPLATE_BYTES: Final = 2**20
 MAX_TEMPLATES: Final = 32
 MAX_TEMPLATE_NAME: Final = 128
 DEFAULT: Final = "default"
+TOOL_TEMPLATE: Final = "tool_use"
+"""Name of the template for chats with tools, where a model has one of its own for them."""
 GGUF_KEY: Final = "tokenizer.chat_template"
 
 

@@ -56,18 +56,19 @@ class CacheStorage:
             if isinstance(spec, AttentionSpec):
                 for layer in spec.layers:
                     count, heads = num_blocks[group], spec.num_kv_heads
-                    k = self._zeros((count, heads, spec.head_dim, BLOCK_TOKENS), dtype, device)
-                    v = self._zeros((count, heads, BLOCK_TOKENS, spec.value_dim), dtype, device)
+                    k = self.zeros((count, heads, spec.head_dim, BLOCK_TOKENS), dtype, device)
+                    v = self.zeros((count, heads, BLOCK_TOKENS, spec.value_dim), dtype, device)
                     self.kv[layer] = LayerKV(k, v)
                     self.group_of[layer] = group
                 group += 1
             else:
                 for layer in spec.layers:
                     self.states[layer] = tuple(
-                        self._zeros((max_rows, *tensor.shape), torch.float32, device) for tensor in spec.tensors
+                        self.zeros((max_rows, *tensor.shape), torch.float32, device) for tensor in spec.tensors
                     )
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor that counts to these caches' bytes. Raises OutOfMemory."""
         try:
             if device.type == "cpu":
                 # calloc'ed pages cost nothing until a block is used; torch.zeros would touch them all (3 s for 3 GB).

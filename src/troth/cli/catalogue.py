@@ -66,11 +66,16 @@ def catalogue(given: Iterable[str], model: str | None, environ: Mapping[str, str
 def huggingface_cache(environ: Mapping[str, str]) -> Path:
     """Where huggingface_hub keeps what it fetched, by its documented variables."""
     if cache := environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
+        return _expanded(cache)
     if home := environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
+        return _expanded(home) / "hub"
     base = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "huggingface" / "hub"
+    return _expanded(base) / "huggingface" / "hub"
+
+
+def _expanded(path: str) -> Path:
+    """A path with ~ as the user's home; as it stands where nobody knows that home, as in some containers."""
+    return Path(os.path.expanduser(path))
 
 
 def _demo() -> list[Entry]:

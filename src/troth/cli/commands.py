@@ -89,6 +89,14 @@ COMMANDS: Final = (
         groups=(flags.MODEL, flags.BATCH, flags.JSON),
     ),
     Command(
+        name="probe",
+        summary="show what a model's chat template was proved to do",
+        details="Renders it with marked words and shows what came out; loads no weights. Exits with 1 when it cannot "
+        "chat.",
+        operand=_MODEL,
+        groups=(flags.MODEL, flags.TEMPLATE, flags.JSON),
+    ),
+    Command(
         name="doctor",
         summary="check this machine and this installation",
         details="Exits with 1 when something is wrong, and names it.",

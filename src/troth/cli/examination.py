@@ -26,6 +26,8 @@ PACKAGES: Final = (
     "gguf",
     "tokenizers",
     "jinja2",
+    "jsonschema",
+    "llguidance",
     "starlette",
     "uvicorn",
     "msgspec",

@@ -57,6 +57,8 @@ def _rows(plan: MemoryPlan) -> list[str]:
         parts.append((f"KV cache, {group.name}", group.total_bytes, blocks))
     if plan.state_bytes:
         parts.append(("recurrent state", plan.state_bytes, f"{plan.max_rows} rows"))
+    if plan.num_checkpoints:
+        parts.append(("checkpoints", plan.checkpoint_bytes, f"{plan.num_checkpoints} states to come back to"))
     parts += [
         ("workspace", plan.transient_bytes, "activations of one step"),
         ("reserve", plan.reserve_bytes, "left free"),

@@ -59,7 +59,7 @@ MODEL: Final = Group(
         _flag("--context", "context_tokens", _count, "TOKENS", "most tokens of prompt plus answer"),
         _flag("--device", "device", str, "DEVICE", "cpu, cuda or cuda:N (default: cuda when present)"),
         _flag("--dtype", "dtype", _dtype, "TYPE", f"arithmetic: {', '.join(_DTYPES)}"),
-        _flag("--kv-dtype", "kv_dtype", _dtype, "TYPE", "numbers of the KV cache (default: as --dtype)"),
+        _flag("--kv-dtype", "kv_dtype", _dtype, "TYPE", "numbers of the KV cache (default: float16 on a CPU)"),
         _flag("--threads", "threads", _count, "N", "CPU threads (default: the cores there are)"),
         _flag("--providers", "providers", values.words, "NAMES", "op providers, first choice first; see troth doctor"),
     ),

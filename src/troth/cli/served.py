@@ -31,7 +31,10 @@ def served_model(name: str, client: EngineClient, text: TextSide) -> ServedModel
         client=client,
         prompts=LatePrompts(text, client),
         tokenizer=text.tokenizer,
+        capabilities=text.capabilities,
+        calls=text.calls,
         defaults=text.defaults.sampling(),
+        grammars=text.grammars(text.tokenizer.vocab_size),
     )
 
 

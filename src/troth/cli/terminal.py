@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import Final, TextIO
+from typing import Final, Literal, TextIO
 
 from troth.errors import OptionError
 
@@ -24,13 +24,13 @@ class Terminal:
     """The three streams of one process.
 
     Args:
-        stdin, stdout, stderr: text streams; None: the process's own.
+        stdin, stdout, stderr: text streams; None: the process's own, or the null device where it has none (``>&-``).
     """
 
     def __init__(self, stdin: TextIO | None = None, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
-        self.stdin = stdin or sys.stdin
-        self.stdout = stdout or sys.stdout
-        self.stderr = stderr or sys.stderr
+        self.stdin = stdin or sys.stdin or _nowhere(0, "r")
+        self.stdout = stdout or sys.stdout or _nowhere(1, "w")
+        self.stderr = stderr or sys.stderr or _nowhere(2, "w")
         for stream in (self.stdout, self.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 # A character the terminal's encoding lacks must not end an answer.
@@ -85,3 +85,12 @@ class Terminal:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.stdout.fileno())
         os.close(nowhere)
+
+
+def _nowhere(descriptor: int, mode: Literal["r", "w"]) -> TextIO:
+    """The null device, under a closed standard descriptor: nothing that is opened later may get its number."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    if nowhere != descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    return open(descriptor, mode, encoding="utf-8", closefd=False)

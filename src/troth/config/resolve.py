@@ -18,6 +18,8 @@ GPU_CHUNK_TOKENS: Final = 2048
 GPU_STEP_TOKENS: Final = 8192
 CPU_MAX_ROWS: Final = 8
 GPU_MAX_ROWS: Final = 128
+MAX_THREADS: Final = 1024
+"""Systems refuse a process more long before a number that was mistyped; the kernels would then end it."""
 USABLE_SHARE: Final = 0.9
 """Of the memory that is free now; the rest is left to the system and to what we do not count."""
 CPU_RESERVE_BYTES: Final = 512 * 2**20
@@ -57,14 +59,13 @@ def resolve(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> 
     dtype: DType = model.dtype or ("float32" if is_cpu else "bfloat16")
     if model.dtype is None:
         why.append(f"activations in {dtype}: the default on {'a CPU' if is_cpu else 'a GPU'}")
-    chunk = engine.chunk_tokens or (CPU_CHUNK_TOKENS if is_cpu else GPU_CHUNK_TOKENS)
-    step = engine.step_tokens or max(chunk, CPU_CHUNK_TOKENS if is_cpu else GPU_STEP_TOKENS)
+    kv_dtype: DType = model.kv_dtype or ("float16" if is_cpu else dtype)
+    if model.kv_dtype is None and kv_dtype != dtype:
+        why.append(f"KV cache in {kv_dtype}: half the memory and reading time of {dtype}")
+    chunk = _at_least_1(engine, "chunk_tokens", CPU_CHUNK_TOKENS if is_cpu else GPU_CHUNK_TOKENS)
+    step = _at_least_1(engine, "step_tokens", max(chunk, CPU_CHUNK_TOKENS if is_cpu else GPU_STEP_TOKENS))
     if step < chunk:
         raise OptionError(f"step_tokens {step} is below chunk_tokens {chunk}; raise it or lower chunk_tokens")
-    rows = engine.max_rows or (CPU_MAX_ROWS if is_cpu else GPU_MAX_ROWS)
-    for name, value in (("chunk_tokens", chunk), ("max_rows", rows), ("threads", engine.threads or 1)):
-        if value < 1:
-            raise OptionError(f"{name} must be at least 1, not {value}")
     if is_cpu:
         free, reserve = facts.available_bytes, CPU_RESERVE_BYTES
     else:
@@ -72,15 +73,31 @@ def resolve(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> 
     return Resolved(
         device=device,
         dtype=dtype,
-        kv_dtype=model.kv_dtype or dtype,
+        kv_dtype=kv_dtype,
         chunk_tokens=chunk,
         step_tokens=step,
-        max_rows=rows,
-        num_threads=engine.threads or facts.num_cores,
+        max_rows=_at_least_1(engine, "max_rows", CPU_MAX_ROWS if is_cpu else GPU_MAX_ROWS),
+        num_threads=_threads(engine, facts),
         usable_bytes=int(free * USABLE_SHARE),
         reserve_bytes=reserve,
         decisions=tuple(why),
     )
+
+
+def _at_least_1(engine: EngineOptions, name: str, default: int) -> int:
+    value: int | None = getattr(engine, name)
+    if value is None:
+        return default
+    if value < 1:
+        raise OptionError(f"{name} must be at least 1, not {value}; leave it out for {default}")
+    return value
+
+
+def _threads(engine: EngineOptions, facts: MachineFacts) -> int:
+    threads = _at_least_1(engine, "threads", facts.num_cores)
+    if threads > MAX_THREADS:
+        raise OptionError(f"threads must be at most {MAX_THREADS}, not {threads}; leave it out for {facts.num_cores}")
+    return threads
 
 
 def _device(wanted: str | None, facts: MachineFacts, why: list[str]) -> str:
@@ -92,12 +109,15 @@ def _device(wanted: str | None, facts: MachineFacts, why: list[str]) -> str:
         return "cpu"
     if wanted == "cpu":
         return wanted
-    name, _, number = wanted.partition(":")
-    if name != "cuda" or (number and not number.isdigit()):
+    name, colon, number = wanted.partition(":")
+    if name != "cuda" or (colon and not (number.isascii() and number.isdigit())):
         raise OptionError(f"device must be cpu, cuda or cuda:N, not {wanted!r}")
     index = int(number or 0)
     if index >= len(facts.gpus):
-        raise OptionError(f"device {wanted!r} is not here: this machine shows {len(facts.gpus)} CUDA devices")
+        raise OptionError(
+            f"device {wanted!r} is not here: this machine shows {len(facts.gpus)} CUDA devices; "
+            "name one of them, or cpu, or leave the device out"
+        )
     return f"cuda:{index}"
 
 

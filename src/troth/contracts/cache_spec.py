@@ -86,6 +86,12 @@ class RecurrentSpec:
 CacheSpec = AttentionSpec | RecurrentSpec
 
 
+def recurrent_bytes(specs: tuple[CacheSpec, ...]) -> int | None:
+    """Bytes of one row's whole recurrent state, and so of one checkpoint; None when the model keeps none."""
+    groups = [spec for spec in specs if isinstance(spec, RecurrentSpec)]
+    return sum(spec.state_bytes for spec in groups) if groups else None
+
+
 def attention_groups(specs: tuple[CacheSpec, ...]) -> tuple[AttentionSpec, ...]:
     """The groups that own block pools, in order; their index is the group number of plans and block tables."""
     return tuple(spec for spec in specs if isinstance(spec, AttentionSpec))

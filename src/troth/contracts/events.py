@@ -1,4 +1,4 @@
-"""What a consumer sees of one request, in order: Queued? Prefill* Segment* (Completed | Failed).
+"""What a consumer sees of one request, in order: Queued? Prefill* (Segment | calls)* (Completed | Failed).
 
 Every stream ends with exactly one Completed or Failed. ``num_completion_tokens`` is cumulative and counts each emitted
 token once, however many segments a token produced.
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from troth.contracts.plan import TokenLogprobs
+from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 
-FinishReason = Literal["stop", "length", "aborted"]
+FinishReason = Literal["stop", "length", "tool_calls", "aborted"]
 SegmentKind = Literal["text", "reasoning", "tool_call"]
 
 
@@ -82,6 +83,8 @@ class Completed:
     stop_match: str | None = None
     """The stop string that ended the answer, if one did."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    unclosed_reasoning: bool = False
+    """The answer ended inside its reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,4 +102,4 @@ class Failed:
     """What the message counts, by name: num_prompt_tokens, limit, wanted_bytes ..."""
 
 
-Event = Queued | Prefill | Segment | Completed | Failed
+Event = Queued | Prefill | Segment | ToolCallDelta | ToolCall | ToolError | Completed | Failed

@@ -41,6 +41,14 @@ class MemoryPlan:
     max_rows: int
     decisions: tuple[str, ...] = ()
     """Why the numbers are what they are, one sentence each."""
+    num_checkpoints: int | None = None
+    """Recurrent states the prompt cache can keep; None: the model has no recurrent layers."""
+    bytes_per_checkpoint: int = 0
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of all checkpoints."""
+        return (self.num_checkpoints or 0) * self.bytes_per_checkpoint
 
     @property
     def kv_bytes(self) -> int:
@@ -50,7 +58,8 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """Everything the plan asks for."""
-        return self.weights_bytes + self.kv_bytes + self.state_bytes + self.transient_bytes + self.reserve_bytes
+        cache = self.kv_bytes + self.state_bytes + self.checkpoint_bytes
+        return self.weights_bytes + cache + self.transient_bytes + self.reserve_bytes
 
     @property
     def fits(self) -> bool:

@@ -6,6 +6,8 @@ from typing import Final, NewType
 
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
+CheckpointId = NewType("CheckpointId", int)
+"""Place of a saved recurrent state, over all recurrent layers."""
 Row = NewType("Row", int)
 """Place of a running request in the persistent batch: 0 <= row < max_rows, reused after release."""
 

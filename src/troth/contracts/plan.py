@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from troth.contracts.names import BlockId, RequestId, Row
+from troth.contracts.names import BlockId, CheckpointId, RequestId, Row
 from troth.contracts.request import Request
 
 ON_DEVICE: Final = -1
@@ -34,12 +34,20 @@ class Admission:
 
 @dataclass(slots=True)
 class BlockUpdate:
-    """New entries of one row's block table in one cache group: table[first_index:][:len] = block_ids."""
+    """Entries of one row's block table in one cache group, new or changed: table[first_index:][:len] = block_ids."""
 
     row: Row
     group: int
     first_index: int
     block_ids: list[BlockId]
+
+
+@dataclass(slots=True)
+class CheckpointCopy:
+    """One row's recurrent state, over all recurrent layers, on its way to or from a checkpoint."""
+
+    row: Row
+    checkpoint_id: CheckpointId
 
 
 @dataclass(slots=True)
@@ -66,6 +74,10 @@ class StepPlan:
     releases: list[Row] = field(default_factory=list)
     """Rows given up before this step (finished, cancelled, preempted); applied before the admissions."""
     block_updates: list[BlockUpdate] = field(default_factory=list)
+    restores: list[CheckpointCopy] = field(default_factory=list)
+    """States that rows start from: checkpoint to row, before anything is computed."""
+    saves: list[CheckpointCopy] = field(default_factory=list)
+    """States worth keeping: row to checkpoint, after the row's tokens are computed."""
 
     @property
     def num_tokens(self) -> int:
@@ -99,3 +111,7 @@ class StepResult:
     """Plan index -> entries for the prompt tokens after each position of the chunk, for rows that asked."""
     failures: dict[int, str] = field(default_factory=dict)
     """Plan index -> why this row alone failed (non-finite logits). Its state is invalid."""
+    ends: list[int] = field(default_factory=list)
+    """Plan indices of answers that their grammar completes with these tokens, or had completed before them."""
+    dead_ends: dict[int, str] = field(default_factory=dict)
+    """Plan index -> why the request's grammar lets no token follow. Nothing was sampled; the state is valid."""

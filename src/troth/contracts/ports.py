@@ -10,6 +10,7 @@ from troth.contracts.events import Event
 from troth.contracts.memory_plan import MemoryPlan
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan, StepResult
+from troth.contracts.prefix_cache import PrefixCacheStatus
 from troth.contracts.request import Request
 
 
@@ -66,8 +67,9 @@ class EngineStatus:
     num_waiting: int
     num_steps: int
     blocks_used: tuple[int, ...]
-    """Blocks in use, by cache group."""
+    """Blocks in use by requests, by cache group."""
     blocks_free: tuple[int, ...]
+    """Blocks nobody holds; what remains to the pool's size is cached."""
     num_prompt_tokens: int
     """Totals since the start."""
     num_completion_tokens: int
@@ -77,6 +79,8 @@ class EngineStatus:
     """Finish reason or error class -> requests."""
     downgrades: tuple[str, ...] = ()
     """Every fallback in force, in words."""
+    prefix_cache: PrefixCacheStatus | None = None
+    """The prompt cache; None: there is none."""
 
 
 class EventStream(Protocol):

@@ -1,66 +1,33 @@
-"""The scheduler's view of the prompt cache: look up, publish, give back. Integers only.
+"""What the prompt cache tells of itself: how much it holds, and what became of those who asked.
 
-The index owns one reference to each block it lists; a row that uses a hit owns its own. A block is free when nobody
-holds a reference. Until the prompt cache lands, ``NoPrefixCache`` keeps the door open and always misses.
+The cache is ``schedule/prefix_index.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal
 
-from troth.contracts.names import BlockId
-from troth.contracts.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """The longest usable prefix: a whole number of blocks, never the whole prompt.
-
-    ``block_ids[group][index]`` carries references that now belong to the caller; NO_BLOCK where a group no longer needs
-    the block (before its window).
-    """
-
-    num_tokens: int = 0
-    block_ids: tuple[tuple[BlockId, ...], ...] = field(default=())
+PrefixOutcome = Literal["hit", "miss", "no_checkpoint", "window_lost", "off", "prompt_logprobs"]
+"""What an admission got: every whole block that agrees (hit), nothing because nothing agrees (miss), fewer tokens than
+agree because a recurrent state was not saved there or keys inside a sliding window were given up, or nothing because
+the request is not to use the cache, or wants log-probabilities that only computing its prompt gives.
+"""
 
 
-MISS = PrefixHit()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCacheStatus:
+    """A snapshot. Counts of admissions and tokens are totals since the start, preempted requests counted again."""
 
-
-class PrefixCache(Protocol):
-    """What the scheduler asks of a prefix index."""
-
-    @property
-    def publishes(self) -> bool:
-        """Whether published blocks are kept at all; false saves the work of completing them."""
-
-    def lookup(self, request: Request, token_ids: Sequence[int]) -> PrefixHit:
-        """Find the longest prefix of ``token_ids`` usable by this request and take references to its blocks."""
-
-    def publish(self, request: Request, token_ids: Sequence[int], tables: Sequence[Sequence[BlockId]]) -> None:
-        """Offer the whole blocks of ``token_ids``, all of them committed; ``tables[group]`` are the row's block tables.
-
-        The index takes its own references; the caller keeps and later releases its own.
-        """
-
-    def reclaim(self, group: int, num_blocks: int) -> int:
-        """Drop references until ``num_blocks`` more blocks of ``group`` are free; return how many became free."""
-
-
-class NoPrefixCache:
-    """A prefix cache that holds nothing."""
-
-    publishes = False
-
-    def lookup(self, request: Request, token_ids: Sequence[int]) -> PrefixHit:
-        """Miss."""
-        return MISS
-
-    def publish(self, request: Request, token_ids: Sequence[int], tables: Sequence[Sequence[BlockId]]) -> None:
-        """Keep nothing."""
-
-    def reclaim(self, group: int, num_blocks: int) -> int:
-        """Nothing to free."""
-        return 0
+    num_blocks: tuple[int, ...] = ()
+    """Blocks that only the cache holds, by cache group: free memory that still remembers."""
+    num_checkpoints: int = 0
+    num_checkpoints_free: int = 0
+    cached_bytes: int = 0
+    """Of those blocks and checkpoints."""
+    num_hit_tokens: int = 0
+    num_admissions: dict[PrefixOutcome, int] = field(default_factory=dict)
+    num_refused_tokens: dict[PrefixOutcome, int] = field(default_factory=dict)
+    """Tokens that agreed and were not served, by reason."""
+    num_evicted_blocks: int = 0
+    num_evicted_checkpoints: int = 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from troth.contracts.answer import AnswerReading
 from troth.contracts.bounds import INT64, mistyped, require_flag, require_integer
+from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
 from troth.contracts.sampling import SamplingParams
 from troth.errors import RequestError
@@ -30,6 +32,10 @@ class Request:
     """Ids that end the answer. They are emitted (and counted) but never committed and never shown."""
     stop: tuple[str, ...] = ()
     """Stop strings, matched in visible text only, excluded from it."""
+    grammar: Grammar | None = None
+    """What the answer must match; None: anything."""
+    reading: AnswerReading | None = None
+    """How the answer is split into text, reasoning and calls; None: all of it is text."""
     continues_text: bool = False
     """Whether the answer goes on in the middle of a text: a space at its start is then part of it."""
     echo_special: bool = False
@@ -52,6 +58,15 @@ class Request:
         for name in ("continues_text", "echo_special", "prompt_cache"):
             require_flag(name, getattr(self, name))
         _require_stops(self.stop)
+        if not isinstance(self.grammar, Grammar | None):
+            raise mistyped("grammar", "a Grammar or None", self.grammar)
+        if not isinstance(self.reading, AnswerReading | None):
+            raise mistyped("reading", "an AnswerReading or None", self.reading)
+
+    @property
+    def num_forced_tokens(self) -> int:
+        """Most tokens that may be emitted on top of ``max_tokens``."""
+        return 0 if self.reading is None else self.reading.num_forced_tokens
 
 
 def _require_stops(stops: object) -> None:

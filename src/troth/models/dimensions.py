@@ -11,6 +11,8 @@ from typing import Any, Final, TypedDict
 
 from troth.models.strict_config import StrictConfig
 
+MAX_LAYERS: Final = 4096
+"""The deepest models have some hundred. Lists of layers are made before anyone knows how many the weights have."""
 _NO_DEFAULTS: Final[Mapping[str, Any]] = {}
 
 
@@ -48,7 +50,7 @@ def dimensions_from_hf(config: StrictConfig, defaults: Mapping[str, Any] = _NO_D
         vocab_size=config.integer("vocab_size", defaults.get("vocab_size")),
         hidden_size=hidden,
         intermediate_size=config.integer("intermediate_size", defaults.get("intermediate_size")),
-        num_hidden_layers=config.integer("num_hidden_layers", defaults.get("num_hidden_layers")),
+        num_hidden_layers=_num_layers(config, "num_hidden_layers", defaults.get("num_hidden_layers")),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=config.integer("head_dim", defaults.get("head_dim", hidden // heads)),
@@ -70,10 +72,17 @@ def dimensions_from_gguf(config: StrictConfig) -> Dimensions:
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=config.integer("feed_forward_length"),
-        num_hidden_layers=config.integer("block_count"),
+        num_hidden_layers=_num_layers(config, "block_count"),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=config.number("attention.layer_norm_rms_epsilon"),
         max_position_embeddings=config.integer("context_length"),
     )
+
+
+def _num_layers(config: StrictConfig, key: str, default: int | None = None) -> int:
+    count = config.integer(key, default)
+    if count > MAX_LAYERS:
+        raise config.error(key, f"{count} layers; at most {MAX_LAYERS} are possible")
+    return count

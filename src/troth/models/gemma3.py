@@ -18,13 +18,13 @@ from troth.contracts.cache_spec import CacheSpec
 from troth.models.dimensions import Dimensions, dimensions_from_gguf, dimensions_from_hf
 from troth.models.family import Placement
 from troth.models.layer_types import layer_types, sliding_windows
-from troth.models.rope_keys import rope_from_gguf
+from troth.models.rope_keys import rope_from_gguf, rope_from_values
 from troth.models.strict_config import StrictConfig
 from troth.nn.attention import SelfAttention, attention_specs
 from troth.nn.batch import Batch
 from troth.nn.layer_source import LayerSource
 from troth.nn.mlp import GatedMLP
-from troth.nn.rope import RopeConfig, rope_config, rotary_table
+from troth.nn.rope import RopeConfig, rotary_table
 from troth.ops.embedding import embedding
 from troth.ops.linear import linear
 from troth.ops.rms_norm import add_rms_norm, rms_norm
@@ -132,7 +132,9 @@ class Config:
         parsed = cls(
             **size,
             rope_global=rope_from_gguf(config, size, theta=_GLOBAL_THETA),
-            rope_local=rope_config(local, rotary_dim=head_dim, default_theta=_LOCAL_THETA, context_tokens=window),
+            rope_local=rope_from_values(
+                config, local, rotary_dim=head_dim, default_theta=_LOCAL_THETA, context_tokens=window
+            ),
             windows=tuple(None if kind == _FULL else window for kind in _one_full_in(_LAYERS_PER_FULL, layers)),
             query_pre_attn_scalar=size["hidden_size"] // size["num_attention_heads"] if layers == 62 else head_dim,
             final_logit_softcapping=None if cap is None else config.number("final_logit_softcapping"),
@@ -240,7 +242,8 @@ def _ropes(config: StrictConfig, size: Dimensions) -> tuple[RopeConfig, RopeConf
         _SLIDING: config.number("rope_local_base_freq", _LOCAL_THETA),
     }
     full, sliding = (
-        rope_config(
+        rope_from_values(
+            config,
             by_type.get(kind) or {},
             rotary_dim=size["head_dim"],
             default_theta=theta[kind],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from troth.errors import ModelLoadError
 from troth.models.strict_config import StrictConfig
 
 
@@ -24,11 +23,11 @@ def layer_types(config: StrictConfig, older_rule: Sequence[str], allowed: Sequen
     """
     types = config.strings("layer_types") or list(older_rule)
     if len(types) != len(older_rule):
-        raise ModelLoadError(f"lists {len(types)} layers, but the model has {len(older_rule)}", field="layer_types")
+        raise config.error("layer_types", f"lists {len(types)} layers, but the model has {len(older_rule)}")
     for kind in types:
         if kind not in allowed:
             known = ", ".join(allowed)
-            raise ModelLoadError(f"{kind!r} is not possible here; possible: {known}", field="layer_types")
+            raise config.error("layer_types", f"{kind!r} is not possible here; possible: {known}")
     return tuple(types)
 
 

@@ -6,9 +6,9 @@ transformers 5, before it ``rope_theta`` and ``rope_scaling``) and the ``rope.*`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from troth.errors import ModelLoadError
 from troth.models.dimensions import Dimensions
 from troth.models.strict_config import StrictConfig
 from troth.nn.rope import RopeConfig, rope_config
@@ -31,16 +31,33 @@ def rope_from_hf(
     """
     newer, older = config.mapping("rope_parameters"), config.mapping("rope_scaling")
     if newer and older and dict(newer) != dict(older):
-        raise ModelLoadError(f"says {newer!r}, but rope_scaling says {older!r}", field="rope_parameters")
+        raise config.error("rope_parameters", f"says {newer!r}, but rope_scaling says {older!r}")
     values: dict[str, Any] = dict(newer or older or {})
     theta = config.number("rope_theta", theta)
     rotary_dim = size["head_dim"]
     if fraction is not None:
-        fraction = config.number("partial_rotary_factor", fraction)
-        rotary_dim = int(rotary_dim * float(values.pop("partial_rotary_factor", None) or fraction))
-    return rope_config(
-        values, rotary_dim=rotary_dim, default_theta=theta, context_tokens=size["max_position_embeddings"]
+        outer, inner = config.number("partial_rotary_factor", fraction), values.pop("partial_rotary_factor", None)
+        share = outer if inner is None else inner
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise config.error("partial_rotary_factor", f"must be above 0 and at most 1, not {share!r}")
+        rotary_dim = int(rotary_dim * share)
+    return rope_from_values(
+        config, values, rotary_dim=rotary_dim, default_theta=theta, context_tokens=size["max_position_embeddings"]
     )
+
+
+def rope_from_values(
+    config: StrictConfig, values: Mapping[str, Any], *, rotary_dim: int, default_theta: float, context_tokens: int
+) -> RopeConfig:
+    """As ``nn.rope.rope_config``, for values that come from ``config``.
+
+    Raises:
+        ModelLoadError: the values give no rotation; it names the config.
+    """
+    try:
+        return rope_config(values, rotary_dim=rotary_dim, default_theta=default_theta, context_tokens=context_tokens)
+    except ValueError as error:
+        raise config.error("rope_parameters", str(error)) from None
 
 
 def rope_from_gguf(config: StrictConfig, size: Dimensions, *, theta: float = 10000.0) -> RopeConfig:
@@ -55,7 +72,8 @@ def rope_from_gguf(config: StrictConfig, size: Dimensions, *, theta: float = 100
         values["original_max_position_embeddings"] = original
         values["beta_fast"] = config.optional("rope.scaling.yarn_beta_fast")
         values["beta_slow"] = config.optional("rope.scaling.yarn_beta_slow")
-    return rope_config(
+    return rope_from_values(
+        config,
         values,
         rotary_dim=config.integer("rope.dimension_count", size["head_dim"]),
         default_theta=config.number("rope.freq_base", theta),

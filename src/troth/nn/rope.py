@@ -1,5 +1,6 @@
 """Rotary position tables and their scalings (Su et al. 2021; reference formulas named at each scaling).
 
+Refuses to know files: values that make no rotation are a ValueError, to which ``models/rope_keys.py`` adds the place.
 Legend: W rotated pairs of a head, P positions.
 """
 
@@ -13,7 +14,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from troth.errors import ModelLoadError
 from troth.ops.rotary_kv_write import RotaryTable
 
 SCALINGS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -30,7 +30,11 @@ SCALINGS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """How one kind of layer rotates its heads."""
+    """How one kind of layer rotates its heads.
+
+    Raises:
+        ValueError: numbers that give no rotation.
+    """
 
     rotary_dim: int
     """Values of a head that rotate, the first ones."""
@@ -41,14 +45,17 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         if self.rotary_dim < 2 or self.rotary_dim % 2:
-            raise ModelLoadError(f"rotary size must be even, not {self.rotary_dim}", field="rope")
-        if not self.theta > 0:
-            raise ModelLoadError(f"rope theta must be positive, not {self.theta}", field="rope_theta")
+            raise ValueError(f"rotary size must be even and at least 2, not {self.rotary_dim}")
+        if not 1 < self.theta < math.inf:
+            raise ValueError(f"rope theta must be above 1, not {self.theta}")
         if self.scaling not in SCALINGS:
-            raise ModelLoadError(
-                f"rope scaling {self.scaling!r} is not supported; supported: {', '.join(SCALINGS)}",
-                field="rope_scaling",
-            )
+            raise ValueError(f"rope scaling {self.scaling!r} is not supported; supported: {', '.join(SCALINGS)}")
+        for key in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"):
+            if not 0 < self.values.get(key, 1) < math.inf:
+                raise ValueError(f"{key} must be positive, not {self.values[key]}")
+        low, high = self.values.get("low_freq_factor", 0), self.values.get("high_freq_factor", 1)
+        if not low < high:
+            raise ValueError(f"high_freq_factor {high} must be above low_freq_factor {low}")
 
 
 def rope_config(values: Mapping[str, Any], *, rotary_dim: int, default_theta: float, context_tokens: int) -> RopeConfig:
@@ -61,7 +68,7 @@ def rope_config(values: Mapping[str, Any], *, rotary_dim: int, default_theta: fl
         context_tokens: stands for ``original_max_position_embeddings`` where a scaling needs it and none is given.
 
     Raises:
-        ModelLoadError: an unknown scaling, or a key it lacks or does not know, or whose value is no number.
+        ValueError: an unknown scaling, or a key it lacks or does not know, or whose value is no usable number.
     """
     rest = {key: value for key, value in values.items() if value is not None}
     older_name = rest.pop("type", "default")
@@ -70,19 +77,19 @@ def rope_config(values: Mapping[str, Any], *, rotary_dim: int, default_theta: fl
     for axis_key in ("mrope_section", "mrope_interleaved"):
         rest.pop(axis_key, None)
     for key, value in rest.items():
-        if not isinstance(value, int | float):
-            raise ModelLoadError(f"{key} must be a number, not {value!r}", field="rope_parameters")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{key} must be a number, not {value!r}")
     theta = float(rest.pop("rope_theta", default_theta))
     if rest.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelLoadError("heads of this family rotate whole: partial_rotary_factor", field="rope_parameters")
+        raise ValueError("heads of this family rotate whole: partial_rotary_factor")
     required, optional = SCALINGS.get(scaling, ((), tuple(rest)))
     if "original_max_position_embeddings" in required:
         rest.setdefault("original_max_position_embeddings", context_tokens)
-    for key in rest.keys() ^ set(required):
+    for key in sorted(rest.keys() ^ set(required)):
         if key in required:
-            raise ModelLoadError(f"rope scaling {scaling!r} lacks {key!r}", field="rope_parameters")
+            raise ValueError(f"rope scaling {scaling!r} lacks {key!r}")
         if key not in optional:
-            raise ModelLoadError(f"rope scaling {scaling!r} does not know {key!r}", field="rope_parameters")
+            raise ValueError(f"rope scaling {scaling!r} does not know {key!r}")
     return RopeConfig(rotary_dim=rotary_dim, theta=theta, scaling=scaling, values=rest)
 
 
@@ -125,7 +132,7 @@ def _yarn(base_W: Tensor, config: RopeConfig) -> tuple[Tensor, float]:
     def pair_with_turns(turns: float) -> float:
         return config.rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
-    low, high = pair_with_turns(values.get("beta_fast") or 32), pair_with_turns(values.get("beta_slow") or 1)
+    low, high = pair_with_turns(values.get("beta_fast", 32)), pair_with_turns(values.get("beta_slow", 1))
     if values.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.rotary_dim - 1)

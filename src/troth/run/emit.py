@@ -1,29 +1,37 @@
 """From token ids to what the consumer sees: text, stop strings, log-probabilities, counts.
 
 One emitter per request. Refuses to know about rows, blocks and queues. The text of a stream is the text of the whole
-answer: both come from the same detokeniser and stop matcher (``text/``), whatever the chunking.
+answer: both come from the same detokeniser and stop matcher (``text/``), whatever the chunking. Read next:
+``answer.py``, for answers that are more than text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from troth.contracts.events import FinishReason, Segment, TokenText
+from troth.contracts.events import FinishReason, Segment, SegmentKind, TokenText
 from troth.contracts.plan import TokenLogprobs
 from troth.contracts.request import Request
+from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
+from troth.run.answer import AnswerReader
 from troth.text.detokenize import Detokenizer, TokenBytes
+from troth.text.reply import Output, Piece
 from troth.text.stop import StopMatcher
+
+AnswerEvent = Segment | ToolCallDelta | ToolCall | ToolError
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
     """What a batch of new tokens means for the consumer."""
 
-    segments: tuple[Segment, ...]
+    events: tuple[AnswerEvent, ...]
     num_emitted: int
     """Tokens of the request handed over so far; fewer than were offered when a stop string cut them."""
     finish: FinishReason | None
+    forced_ids: tuple[int, ...] = ()
+    """Tokens among the emitted ones, the last, that nobody sampled: the rest of the engine must take them in."""
 
 
 class Emitter:
@@ -35,7 +43,8 @@ class Emitter:
         self._detokenizer = Detokenizer(
             tokenizer, skip_special=not request.echo_special, at_start=not request.continues_text
         )
-        self._stops = StopMatcher(request.stop) if request.stop else None
+        self._stops = StopMatcher(request.stop) if request.stop and request.reading is None else None
+        self._reader = AnswerReader(request, request.reading, tokenizer) if request.reading is not None else None
         self._num_prompt = len(request.prompt_ids)
         self._pending: list[TokenText] = []
         self.num_emitted = 0
@@ -47,7 +56,19 @@ class Emitter:
     @property
     def stop_match(self) -> str | None:
         """The stop string that ended the answer, if one did."""
+        if self._reader is not None:
+            return self._reader.stop_match
         return self._stops.match if self._stops else None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Emitted tokens that became reasoning."""
+        return self._reader.num_reasoning_tokens if self._reader is not None else 0
+
+    @property
+    def unclosed_reasoning(self) -> bool:
+        """Whether the answer ended inside its reasoning."""
+        return self._reader is not None and self._reader.unclosed_reasoning
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
@@ -66,6 +87,8 @@ class Emitter:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], finish: FinishReason | None
     ) -> Emission:
         """Take in newly emitted tokens; ``finish`` is how the scheduler ended the request, if it did."""
+        if self._reader is not None:
+            return self._read(self._reader, token_ids, logprobs, finish)
         pieces: list[str] = []
         stopped = False
         for i, token_id in enumerate(token_ids):
@@ -86,9 +109,70 @@ class Emitter:
             pieces.append(self._flush())
         return self._emission("".join(pieces), finish)
 
+    def begin(self) -> Emission:
+        """What is emitted before the first token is sampled: the close of reasoning that may not even begin."""
+        return self._read(self._reader, (), (), None) if self._reader is not None else Emission((), 0, None)
+
     def close(self) -> Emission:
         """End the request for another reason than its tokens; what was withheld is released."""
+        if self._reader is not None:
+            return Emission(self._events(self._reader.flush(), ends=True), self.num_emitted, "aborted")
         return self._emission(self._flush(), "aborted")
+
+    def _read(
+        self,
+        reader: AnswerReader,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        finish: FinishReason | None,
+    ) -> Emission:
+        outputs: list[Output] = []
+        forced_ids = reader.take_close_ids() if not self.num_emitted else ()
+        for i, token_id in enumerate(token_ids):
+            outputs += self._one(reader, token_id, logprobs[i] if logprobs else None)
+            forced_ids = reader.take_close_ids()
+            if forced_ids or reader.finished or reader.stop_match is not None:
+                break
+        for token_id in forced_ids:
+            outputs += self._one(reader, token_id, None)
+        if finish is None and (reader.finished or reader.stop_match is not None):
+            finish = "stop"
+        if finish is not None:
+            outputs += reader.flush()
+        if reader.stop_match is not None:
+            finish = "stop"
+        if finish == "stop" and reader.num_calls:
+            finish = "tool_calls"
+        return Emission(self._events(outputs, ends=finish is not None), self.num_emitted, finish, forced_ids)
+
+    def _one(self, reader: AnswerReader, token_id: int, logprobs: TokenLogprobs | None) -> list[Output]:
+        self.num_emitted += 1
+        if self._wants_logprobs:
+            self._pending.append(TokenText(token_id=token_id, logprobs=logprobs))
+        return reader.push(token_id)
+
+    def _events(self, outputs: Iterable[Output], *, ends: bool) -> tuple[AnswerEvent, ...]:
+        """Outputs as events: neighbours of one kind are one segment, and the first segment accounts for the tokens."""
+        merged: list[Output] = []
+        for output in outputs:
+            last = merged[-1] if merged else None
+            if isinstance(output, Piece) and isinstance(last, Piece) and last.kind == output.kind:
+                merged[-1] = Piece(last.kind, last.text + output.text)
+            else:
+                merged.append(output)
+        events: list[AnswerEvent] = []
+        for output in merged:
+            if not isinstance(output, Piece):
+                events.append(output)
+            elif output.kind != "marker":
+                events.append(self._segment(output.text, output.kind))
+        if self._pending and ends:
+            events.append(self._segment("", "text"))
+        return tuple(events)
+
+    def _segment(self, text: str, kind: SegmentKind) -> Segment:
+        tokens, self._pending = tuple(self._pending), []
+        return Segment(text=text, kind=kind, tokens=tokens, num_completion_tokens=self.num_emitted)
 
     def _flush(self) -> str:
         rest = self._detokenizer.flush()
@@ -97,8 +181,8 @@ class Emitter:
         return self._stops.push(rest) + self._stops.flush()
 
     def _emission(self, text: str, finish: FinishReason | None) -> Emission:
-        segments: tuple[Segment, ...] = ()
+        events: tuple[AnswerEvent, ...] = ()
         if text or (self._pending and finish is not None):
             tokens, self._pending = tuple(self._pending), []
-            segments = (Segment(text=text, tokens=tokens, num_completion_tokens=self.num_emitted),)
-        return Emission(segments, self.num_emitted, finish)
+            events = (Segment(text=text, tokens=tokens, num_completion_tokens=self.num_emitted),)
+        return Emission(events, self.num_emitted, finish)

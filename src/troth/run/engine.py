@@ -13,8 +13,9 @@ gives it a thread and an inbox. Next: ``schedule/scheduler.py`` (what to compute
 from __future__ import annotations
 
 from collections import Counter, deque
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from troth.contracts.events import Completed, Event, Prefill, Queued, Timings, Usage
 from troth.contracts.failures import failure_event
@@ -25,6 +26,7 @@ from troth.contracts.request import Request
 from troth.errors import (
     Busy,
     Cancelled,
+    CapabilityUnavailable,
     DeviceError,
     RequestError,
     TrothError,
@@ -32,6 +34,16 @@ from troth.errors import (
 from troth.run.emit import Emission, Emitter
 from troth.schedule.scheduler import RowOutcome, Scheduler
 from troth.text.detokenize import TokenBytes
+
+COMPILATION_POLL_S: Final = 0.01
+"""How long an engine with nothing else to do waits for a grammar before it looks at its inbox again."""
+
+
+class Grammars(Protocol):
+    """Compiles the grammars of requests; ``run/grammar.py`` has the real one."""
+
+    def prepare(self, request: Request) -> Future[object]:
+        """Start compiling; the future raises RequestError for a grammar that cannot be."""
 
 
 class Sink(Protocol):
@@ -59,6 +71,8 @@ class _Live:
     num_prefilled: int = 0
     num_cached: int = 0
     held: bool = False
+    compilation: Future[object] | None = None
+    """Of the request's grammar, while it is under way; the request is not planned for before."""
 
 
 class EngineLoop:
@@ -71,6 +85,7 @@ class EngineLoop:
         clock: monotonic seconds.
         pipeline_depth: steps that may be launched before the oldest is committed, beyond one.
         consumer_idle_s: a held request whose consumer reads nothing for this long is cancelled.
+        grammars: compiles them; None: requests with one are refused.
     """
 
     def __init__(
@@ -82,6 +97,7 @@ class EngineLoop:
         clock: Clock,
         pipeline_depth: int = 0,
         consumer_idle_s: float = 30.0,
+        grammars: Grammars | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -89,7 +105,10 @@ class EngineLoop:
         self._clock = clock
         self._depth = pipeline_depth
         self._idle_s = consumer_idle_s
+        self._grammars = grammars
         self._live: dict[RequestId, _Live] = {}
+        self._compiling: set[RequestId] = set()
+        """Requests whose grammar may be under way."""
         self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
         self._num_steps = 0
         self._num_prompt_tokens = 0
@@ -97,10 +116,20 @@ class EngineLoop:
         self._num_cached_tokens = 0
         self._ends: Counter[str] = Counter()
 
-    def add(self, request: Request, sink: Sink) -> None:
-        """Take a request in. A refusal is its only event: Failed."""
+    def emitter(self, request: Request) -> Emitter:
+        """What ``add`` needs to turn a request's tokens into text. Safe in any thread, and tools take time to compile.
+
+        Raises:
+            RequestError: the request says of its answer what cannot be.
+        """
+        return Emitter(request, self._tokenizer)
+
+    def add(self, request: Request, sink: Sink, emitter: Emitter | None = None) -> None:
+        """Take a request in, with its emitter if it was made already. A refusal is its only event: Failed."""
         try:
-            emitter = Emitter(request, self._tokenizer)
+            if request.grammar is not None and self._grammars is None:
+                raise CapabilityUnavailable("a grammar", "this engine has no compiler for it", param="grammar")
+            emitter = emitter or Emitter(request, self._tokenizer)
             self._scheduler.add(request)
         except (RequestError, Busy) as error:
             self._ends[type(error).__name__] += 1
@@ -110,10 +139,18 @@ class EngineLoop:
             return
         live = _Live(request, emitter, sink, added_at=self._clock())
         self._live[request.request_id] = live
+        if request.grammar is not None and self._grammars is not None:
+            live.compilation = self._grammars.prepare(request)
+            self._compiling.add(request.request_id)
+            self._scheduler.hold(request.request_id, True)
         position = self._scheduler.num_waiting - 1 - self._scheduler.num_free_rows
         if position >= 0:
             sink.offer(Queued(position=position))
         sink.offer(Prefill(num_done=0, num_cached=0, num_total=len(request.prompt_ids)))
+        emission = emitter.begin()
+        if emission.forced_ids:
+            self._scheduler.force(request.request_id, emission.forced_ids)
+            self._emit(live, emission)
 
     def cancel(self, request_id: RequestId, reason: str) -> None:
         """End a request for its consumer: aborted when it asked, an error when it was not listening."""
@@ -131,24 +168,33 @@ class EngineLoop:
         live = self._live.get(request_id)
         if live is not None and live.held:
             live.held = False
-            self._scheduler.hold(request_id, False)
+            self._scheduler.hold(request_id, live.compilation is not None)
 
     def close(self, failure: TrothError | None = None) -> None:
         """End everything, with ``failure`` if there was one, and give the device memory back."""
-        for live in list(self._live.values()):
-            self._scheduler.finish(live.request.request_id, num_emitted=live.emitter.num_emitted)
+        ended = list(self._live.values())
+        # Consumers first: the bug that ends the loop may be in what gives the blocks back.
+        for live in ended:
             self._fail(live, failure or Cancelled("engine_closed"))
-        self._in_flight.clear()
-        self._runner.close()
+        try:
+            for live in ended:
+                self._scheduler.finish(live.request.request_id, num_emitted=live.emitter.num_emitted)
+        finally:
+            self._in_flight.clear()
+            self._runner.close()
 
     def step(self) -> bool:
         """Plan and launch one step, commit what is due; False when there was nothing to do."""
+        compilations = self._take_compiled()
         plan = self._scheduler.plan(self._clock())
         if plan is not None:
             self._note_admissions(plan)
             self._launch(plan)
         if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
             self._commit_oldest()
+            return True
+        if plan is None and compilations:
+            wait(compilations, COMPILATION_POLL_S, FIRST_COMPLETED)
             return True
         return plan is not None
 
@@ -174,7 +220,26 @@ class EngineLoop:
             num_preemptions=self._scheduler.num_preemptions,
             num_requests_by_end=dict(self._ends),
             downgrades=downgrades,
+            prefix_cache=None if self._scheduler.prefix_index is None else self._scheduler.prefix_index.status(),
         )
+
+    def _take_compiled(self) -> list[Future[object]]:
+        """Let requests run whose grammar is ready, refuse those whose grammar cannot be; what is still under way."""
+        under_way: list[Future[object]] = []
+        for request_id in list(self._compiling):
+            live = self._live.get(request_id)
+            if live is not None and live.compilation is not None and not live.compilation.done():
+                under_way.append(live.compilation)
+                continue
+            self._compiling.remove(request_id)
+            if live is None or live.compilation is None:
+                continue
+            error, live.compilation = live.compilation.exception(), None
+            self._scheduler.hold(request_id, live.held)
+            if error is not None:
+                self._scheduler.finish(request_id, num_emitted=0)
+                self._fail(live, error if isinstance(error, TrothError) else DeviceError(f"no grammar: {error!r}"))
+        return under_way
 
     def _launch(self, plan: StepPlan) -> None:
         self._num_steps += 1
@@ -213,10 +278,13 @@ class EngineLoop:
             if outcome.failure is not None:
                 self._fail(live, error or DeviceError(outcome.failure))
                 continue
+            if outcome.dead_end is not None:
+                self._fail(live, RequestError(outcome.dead_end, param="grammar", code="grammar_dead_end"))
+                continue
             live.emitter.take_prompt_logprobs(outcome.prompt_logprobs, outcome.num_prefilled)
             if live.first_token_at is None:
                 self._note_prefill(live, outcome.num_prefilled)
-            if outcome.token_ids:
+            if outcome.token_ids or outcome.finish is not None:
                 self._take_tokens(live, outcome)
 
     def _note_prefill(self, live: _Live, num_prefilled: int) -> None:
@@ -233,11 +301,13 @@ class EngineLoop:
         emission = live.emitter.push(outcome.token_ids, outcome.logprobs, outcome.finish)
         if emission.finish is not None and outcome.finish is None:
             self._scheduler.finish(outcome.request_id, num_emitted=emission.num_emitted)
+        elif emission.finish is None and emission.forced_ids:
+            self._scheduler.force(outcome.request_id, emission.forced_ids)
         self._emit(live, emission)
 
     def _emit(self, live: _Live, emission: Emission) -> None:
-        for segment in emission.segments:
-            self._offer(live, segment)
+        for event in emission.events:
+            self._offer(live, event)
         if emission.finish is None:
             return
         self._end(live, emission.finish)
@@ -249,6 +319,7 @@ class EngineLoop:
                 seed=live.request.sampling.seed,
                 stop_match=live.emitter.stop_match,
                 prompt_logprobs=live.emitter.prompt_logprobs,
+                unclosed_reasoning=live.emitter.unclosed_reasoning,
             )
         )
 
@@ -271,6 +342,7 @@ class EngineLoop:
             num_prompt_tokens=len(live.request.prompt_ids),
             num_completion_tokens=live.emitter.num_emitted,
             num_cached_tokens=live.num_cached,
+            num_reasoning_tokens=live.emitter.num_reasoning_tokens,
         )
 
 

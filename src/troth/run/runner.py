@@ -14,11 +14,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
 from troth.contracts.plan import NO_SAMPLE, StepPlan, StepResult, TokenLogprobs
 from troth.errors import DeviceError, OutOfMemory
 from troth.models.family import Model
 from troth.run.batch import BatchBuilder
+from troth.run.grammar import RowGrammars
 from troth.run.recorded import RecordedDecode
 from troth.run.sampler import Sampled, Sampler, token_logprobs
 
@@ -46,6 +48,8 @@ class _LaunchedStep:
             result.token_ids[i] = [tokens[s]]
             if s in self.sampled.logprobs:
                 result.logprobs[i] = [self.sampled.logprobs[s]]
+        if self.sampled.grammar is not None:
+            self.sampled.grammar.tell(result, indices)
         return result
 
 
@@ -57,16 +61,26 @@ class ModelRunner:
         cache: its caches.
         batches: turns plans into tensors.
         recorded: runs decode steps from recordings; None: every step is computed call by call.
+        checkpoints: where plans save recurrent states; None: no plan does.
+        grammars: of the rows that have one; None: no request may.
     """
 
     def __init__(
-        self, model: Model, cache: CacheStorage, batches: BatchBuilder, recorded: RecordedDecode | None = None
+        self,
+        model: Model,
+        cache: CacheStorage,
+        batches: BatchBuilder,
+        recorded: RecordedDecode | None = None,
+        checkpoints: CheckpointStorage | None = None,
+        grammars: RowGrammars | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._batches = batches
         self._recorded = recorded
-        self._sampler = Sampler()
+        self._checkpoints = checkpoints
+        self._grammars = grammars
+        self._sampler = Sampler(grammars)
 
     @property
     def downgrades(self) -> tuple[str, ...]:
@@ -81,24 +95,35 @@ class ModelRunner:
     def _launch(self, plan: StepPlan) -> _LaunchedStep:
         self._batches.follow(plan)
         self._sampler.follow(plan)
+        if self._checkpoints is not None and plan.restores:
+            self._checkpoints.restore(plan.restores)
         logits_SV = self._recorded.logits(plan) if self._recorded is not None else None
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         if logits_SV is None:
             batch = self._batches.build(plan)
             hidden_TD = self._model.forward(batch, self._cache)
+            self._save(plan)
             prompt_logprobs = self._prompt_logprobs(plan, hidden_TD)
             if not batch.sample_S.numel():
                 return _LaunchedStep(plan, None, prompt_logprobs)
             logits_SV = self._model.logits(hidden_TD[batch.sample_S])
+        else:
+            self._save(plan)
         sampled = self._sampler.draw(logits_SV, plan)
         rows = [row for row, step in zip(plan.rows, plan.sample_steps, strict=True) if step != NO_SAMPLE]
-        self._batches.last_token[rows] = sampled.token_S
+        self._batches.note_sampled(rows, sampled.token_S)
         return _LaunchedStep(plan, sampled, prompt_logprobs)
 
     def close(self) -> None:
         """Drop the weights and caches."""
         del self._model, self._cache, self._batches
-        self._recorded = None
+        self._recorded = self._checkpoints = None
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _save(self, plan: StepPlan) -> None:
+        if self._checkpoints is not None and plan.saves:
+            self._checkpoints.save(plan.saves)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TD: Tensor) -> dict[int, list[TokenLogprobs]]:
         """Log-probabilities of the prompt tokens that follow the chunk's positions, for rows that asked."""

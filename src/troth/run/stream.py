@@ -7,6 +7,7 @@ terminal event always gets through. Dropping the stream cancels the request.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Final
 from troth.contracts.events import Completed, Event, Failed, Segment
 from troth.contracts.names import RequestId
 from troth.contracts.ports import Clock
-from troth.errors import StreamProtocol
+from troth.errors import DeviceError, StreamProtocol
 
 MAX_EVENTS: Final = 32
 MAX_TOKENS: Final = 256
@@ -115,6 +116,7 @@ class RequestStream:
         self._on_cancel = on_cancel
         self._on_room = on_room
         self._cancelled = False
+        self._process_id = os.getpid()
 
     @property
     def request_id(self) -> RequestId:
@@ -131,6 +133,7 @@ class RequestStream:
         return self
 
     def __next__(self) -> Event:
+        self._require_own_process()
         taken = self._channel.take()
         if taken is None:
             raise StopIteration
@@ -140,10 +143,16 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> Event:
+        self._require_own_process()
         taken = await self._channel.take_async()
         if taken is None:
             raise StopAsyncIteration
         return self._taken(taken)
+
+    def _require_own_process(self) -> None:
+        """Raise DeviceError in a fork of the engine's process: no event would ever come."""
+        if os.getpid() != self._process_id:
+            raise DeviceError(f"this answer goes to process {self._process_id}, of which this one is a fork")
 
     def _taken(self, taken: tuple[Event, bool]) -> Event:
         event, made_room = taken

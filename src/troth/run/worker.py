@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from troth.contracts.failures import failure_event
@@ -18,6 +20,7 @@ from troth.contracts.names import RequestId
 from troth.contracts.ports import Clock, EngineInfo, EngineStatus
 from troth.contracts.request import Request
 from troth.errors import Cancelled, DeviceError, RequestError, TrothError
+from troth.run.emit import Emitter
 from troth.run.engine import EngineLoop
 from troth.run.stream import EventChannel, RequestStream
 
@@ -49,12 +52,11 @@ class EngineThread:
         self._info = info
         self._clock = clock
         self._downgrades = downgrades
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        """Reentrant, as is the gate: a dropped stream may be collected, and cancel, while this thread is in either."""
         self._gate = threading.RLock()
-        """Guards ``_closing`` with the appends, so that no command is queued after the last look. Reentrant: a dropped
-        stream may be collected, and cancel, while this thread holds it.
-        """
-        self._wake = threading.Event()
+        """Guards ``_closing`` with the puts, so that no command is queued after the last look."""
+        self._process_id = os.getpid()
         self._closing = False
         self._failure: TrothError | None = None
         self._thread = threading.Thread(target=self._run, name="troth-engine", daemon=True)
@@ -68,18 +70,29 @@ class EngineThread:
     def submit(self, request: Request) -> RequestStream:
         """As contracts.ports.EngineClient; the stream can also be read by blocking."""
         channel = EventChannel(self._clock)
-        if refusal := _unknown_token(request, self._info.vocab_size):
+        try:
+            _require_known_tokens(request, self._info.vocab_size)
+            # Here, in the caller's thread: a step must not wait for the schemas of somebody's tools.
+            emitter = self._loop.emitter(request)
+        except RequestError as refusal:
             channel.offer(failure_event(refusal))
-        elif not self._post(lambda: self._add(request, channel)):
-            channel.offer(failure_event(self._failure or Cancelled("engine_closed")))
+        # The edge of a request, as in ``_add``.
+        except Exception as error:
+            _log.exception("reading request %s failed", request.request_id)
+            channel.offer(failure_event(DeviceError(f"the request could not be read: {error!r}")))
+        else:
+            if not self._post(lambda: self._add(request, channel, emitter)):
+                channel.offer(failure_event(self._why_gone()))
         return RequestStream(request.request_id, channel, on_cancel=self._cancel, on_room=self._has_room)
 
     def status_now(self, timeout_s: float = 5.0) -> EngineStatus:
         """A snapshot, waiting for the step under way.
 
         Raises:
-            DeviceError: the engine did not answer in time.
+            DeviceError: the engine did not answer in time, or runs in another process.
         """
+        if self._is_elsewhere:
+            raise self._why_gone()
         answer: deque[EngineStatus] = deque()
         ready = threading.Event()
 
@@ -99,10 +112,15 @@ class EngineThread:
         return await asyncio.to_thread(self.status_now)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Stop after the step under way; running requests end with Failed(Cancelled). Idempotent."""
+        """Stop after the step under way; running requests end with Failed(Cancelled). Idempotent.
+
+        In a fork of the process it does nothing: the engine is the parent's.
+        """
+        if self._is_elsewhere:
+            return
         with self._gate:
             self._closing = True
-        self._wake.set()
+        self._commands.put(_wake_up)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
@@ -110,9 +128,21 @@ class EngineThread:
         """As contracts.ports.EngineClient."""
         await asyncio.to_thread(self.close)
 
-    def _add(self, request: Request, channel: EventChannel) -> None:
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a fork of the engine's process: its thread is not here, and its locks may be held."""
+        return os.getpid() != self._process_id
+
+    def _why_gone(self) -> TrothError:
+        if self._is_elsewhere:
+            return DeviceError(
+                f"the engine runs in process {self._process_id}, of which this one is a fork; open an engine here"
+            )
+        return self._failure or Cancelled("engine_closed")
+
+    def _add(self, request: Request, channel: EventChannel, emitter: Emitter) -> None:
         try:
-            self._loop.add(request, channel)
+            self._loop.add(request, channel, emitter)
         # The edge of a request: a bug that it hits must not end the others, nor leave its consumer waiting.
         except Exception as error:
             _log.exception("taking in request %s failed", request.request_id)
@@ -126,25 +156,25 @@ class EngineThread:
 
     def _post(self, command: Callable[[], None]) -> bool:
         """Queue a command for the thread; False when it will never run."""
+        if self._is_elsewhere:
+            return False
         with self._gate:
             if self._closing:
                 return False
-            self._commands.append(command)
-        self._wake.set()
+            self._commands.put(command)
         return True
 
     def _run(self) -> None:
         next_check = self._clock() + IDLE_CHECK_S
         try:
             while not self._closing:
-                self._wake.clear()
                 self._take_commands()
                 busy = self._loop.step()
                 if self._clock() >= next_check:
                     self._loop.cancel_idle_consumers()
                     next_check = self._clock() + IDLE_CHECK_S
-                if not busy and not self._commands:
-                    self._wake.wait(IDLE_CHECK_S)
+                if not busy:
+                    self._take_commands(wait_s=IDLE_CHECK_S)
         except Exception as error:
             # A bug in the loop: fail every request with it rather than leave them waiting for ever.
             _log.exception("the engine loop failed")
@@ -152,20 +182,45 @@ class EngineThread:
         finally:
             with self._gate:
                 self._closing = True
-            self._take_commands()
-            self._loop.close(self._failure)
+            self._end()
 
-    def _take_commands(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
+    def _take_commands(self, wait_s: float = 0.0) -> None:
+        """Run what is queued; wait for the first command if there is none."""
+        try:
+            command = self._commands.get(block=wait_s > 0, timeout=wait_s)
+            while True:
+                command()
+                command = self._commands.get_nowait()
+        except Empty:
+            return
+
+    def _end(self) -> None:
+        """Run what was queued before the end, so that whoever waits for it hears of the end, and close the loop."""
+        while not self._commands.empty():
+            self._log_bugs_of(self._take_commands)
+        self._log_bugs_of(lambda: self._loop.close(self._failure))
+
+    def _log_bugs_of(self, work: Callable[[], None]) -> None:
+        """What ended the loop may be in the way of its end, too; the rest of it must happen all the same."""
+        try:
+            work()
+        except Exception:
+            _log.exception("ending the engine failed")
 
 
-def _unknown_token(request: Request, vocab_size: int) -> RequestError | None:
-    """Why a request cannot be computed: its tokens would index past the model's tables, and fail the whole step."""
-    named = {"prompt": request.prompt_ids, "logit_bias": [token_id for token_id, _ in request.sampling.logit_bias]}
+def _wake_up() -> None:
+    """The command that does nothing."""
+
+
+def _require_known_tokens(request: Request, vocab_size: int) -> None:
+    """Refuse what cannot be computed: its tokens would index past the model's tables, and fail the whole step."""
+    named: dict[str, Sequence[int]] = {
+        "prompt": request.prompt_ids,
+        "logit_bias": [token_id for token_id, _ in request.sampling.logit_bias],
+        "close_ids": request.reading.close_ids if request.reading is not None else (),
+    }
     for field, ids in named.items():
         for token_id in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token_id < vocab_size:
                 message = f"{field} has token id {token_id}; this model's are 0 to {vocab_size - 1}"
-                return RequestError(message, param=field)
-    return None
+                raise RequestError(message, param=field)

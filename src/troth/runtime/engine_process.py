@@ -31,9 +31,11 @@ from troth.errors import DeviceError, OptionError, StreamProtocol, TrothError
 from troth.runtime.event_queue import TokenCount
 from troth.runtime.frame_socket import FrameSocket, open_socket
 from troth.runtime.wire import (
+    BEAT_S,
     WINDOW_EVENTS,
     WINDOW_TOKENS,
     WIRE_VERSION,
+    Alive,
     AskStatus,
     Cancel,
     Close,
@@ -175,7 +177,9 @@ class EngineProcess:
         await asyncio.wait({loading, closing}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             # After a failure too: the server says Close once it has read the reason.
-            await closing
+            while not closing.done():
+                await asyncio.wait({closing}, timeout=BEAT_S)
+                self._send(Alive())
             if loading.result():
                 await self._stop()
         self._send(Closed())

@@ -3,7 +3,8 @@
 Owns the process, its socket and its restarts; refuses to know HTTP and what the engine is made of. A crash of the
 process fails its requests and nothing else. Read next: ``child.py``, ``wire.py``, ``engine_process.py``.
 
-    states: loading -> ready -> (crash) loading ... -> failed
+    states: loading -> ready <-> unresponsive
+            ready, unresponsive -> (crash) loading ... -> failed
             any of them -> closed
 """
 
@@ -33,6 +34,7 @@ from troth.errors import (
 from troth.runtime.child import EngineChild, cause_of
 from troth.runtime.event_queue import EventQueue, QueuedEvents, TokenCount
 from troth.runtime.wire import (
+    BEAT_S,
     WINDOW_EVENTS,
     WINDOW_TOKENS,
     WIRE_VERSION,
@@ -90,6 +92,8 @@ class ProcessEngineClient:
         restart: what to do when the process dies.
         close_timeout_s: how long ``aclose`` waits for the process to end by itself before it is killed.
         status_timeout_s: how long ``status`` waits for an answer.
+        silence_s: a ready process that says nothing for this long counts as unresponsive until it speaks again; a
+            living one speaks every ``wire.BEAT_S``.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class ProcessEngineClient:
         restart: RestartPolicy = NEVER_RESTART,
         close_timeout_s: float = 10.0,
         status_timeout_s: float = 5.0,
+        silence_s: float = 10.0,
     ) -> None:
         self._factory = factory
         self._options = dict(options)
@@ -108,6 +113,9 @@ class ProcessEngineClient:
         self._restart = restart
         self._close_timeout_s = close_timeout_s
         self._status_timeout_s = status_timeout_s
+        self._max_silent_beats = max(1, round(silence_s / BEAT_S))
+        self._num_silent_beats = 0
+        self._beat_timer: asyncio.TimerHandle | None = None
         self._state: Literal["loading", "ready", "failed", "closed"] = "loading"
         self._progress = ""
         self._info: EngineInfo | None = None
@@ -127,6 +135,7 @@ class ProcessEngineClient:
         assert self._child is None, "start is called once"
         self._loop = asyncio.get_running_loop()
         self._spawn()
+        self._beat()
 
     async def ready(self) -> EngineInfo:
         """Wait until the engine takes requests. Raises what made it fail."""
@@ -135,8 +144,8 @@ class ProcessEngineClient:
 
     @property
     def state(self) -> str:
-        """loading, ready, failed or closed."""
-        return self._state
+        """loading, ready, unresponsive, failed or closed."""
+        return "unresponsive" if self._is_unresponsive else self._state
 
     @property
     def process_id(self) -> int | None:
@@ -145,8 +154,11 @@ class ProcessEngineClient:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is. Raises NotReady while loading or closed, and the error that made it fail."""
-        if self._state == "ready" and self._info is not None:
+        """What the engine is.
+
+        Raises NotReady while loading, unresponsive or closed, and the error that made it fail.
+        """
+        if self._state == "ready" and self._info is not None and not self._is_unresponsive:
             return self._info
         raise self._refusal()
 
@@ -169,7 +181,7 @@ class ProcessEngineClient:
                 self._send(Cancel(number, reason))
 
         queue = EventQueue(request.request_id, on_taken=on_taken, on_cancel=on_cancel)
-        if self._state == "ready":
+        if self.state == "ready":
             self._queues[number] = queue
             self._send(Submit(number, request))
         else:
@@ -180,6 +192,8 @@ class ProcessEngineClient:
         """What the engine is doing; zeros while it is not ready. Raises NotReady without a timely answer."""
         if self._state != "ready":
             return _idle_status(self._state)
+        if self._is_unresponsive:
+            raise self._refusal()
         self._last_number += 1
         ask = self._last_number
         answer = self._asks[ask] = self._loop.create_future()
@@ -201,8 +215,9 @@ class ProcessEngineClient:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        if self._restart_timer is not None:
-            self._restart_timer.cancel()
+        for timer in (self._restart_timer, self._beat_timer):
+            if timer is not None:
+                timer.cancel()
         self._state = "closed"
         if (child := self._child) is not None:
             self._send(Close())
@@ -222,7 +237,21 @@ class ProcessEngineClient:
         child.dispose()
         self._child = None
 
+    @property
+    def _is_unresponsive(self) -> bool:
+        return self._state == "ready" and self._num_silent_beats >= self._max_silent_beats
+
+    def _beat(self) -> None:
+        """Count a beat without a word. Beats of this loop and not seconds: a server that was stopped, or suspended
+        with its machine, must not take that for its engine's silence.
+        """
+        self._num_silent_beats += 1
+        if self._num_silent_beats == self._max_silent_beats and self._is_unresponsive:
+            _log.warning("%s", self._refusal())
+        self._beat_timer = self._loop.call_later(BEAT_S, self._beat)
+
     def _receive(self, frame: bytes) -> None:
+        self._num_silent_beats = 0
         match decode_to_server(frame):
             case Events(items):
                 for one in items:
@@ -301,6 +330,11 @@ class ProcessEngineClient:
             return self._error
         if self._state == "closed":
             return NotReady(f"{self._name} is closed")
+        if self._is_unresponsive:
+            return NotReady(
+                f"{self._name}: engine process {self.process_id} has said nothing for "
+                f"{self._num_silent_beats * BEAT_S:g} s; it may hang or be stopped"
+            )
         progress = f" ({self._progress})" if self._progress else ""
         return NotReady(f"{self._name} is loading{progress}; try again in a moment")
 

@@ -15,10 +15,14 @@ import msgspec
 from troth.contracts.events import Completed, Event, Failed, Prefill, Queued, Segment
 from troth.contracts.ports import EngineInfo, EngineStatus
 from troth.contracts.request import Request
+from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 from troth.errors import StreamProtocol
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 3
 """Raised by one with every change of a message or of a contract dataclass inside one."""
+
+BEAT_S: Final = 1.0
+"""How often an engine process shows that it lives, and the server looks whether it did."""
 
 WINDOW_EVENTS: Final = 32
 WINDOW_TOKENS: Final = 256
@@ -122,12 +126,36 @@ class FailedItem(msgspec.Struct, frozen=True, array_like=True, tag=24):
     event: Failed
 
 
-Item = QueuedItem | PrefillItem | SegmentItem | CompletedItem | FailedItem
+class CallDeltaItem(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """A ToolCallDelta event of one stream."""
+
+    stream: int
+    event: ToolCallDelta
+
+
+class CallItem(msgspec.Struct, frozen=True, array_like=True, tag=26):
+    """A ToolCall event of one stream."""
+
+    stream: int
+    event: ToolCall
+
+
+class CallErrorItem(msgspec.Struct, frozen=True, array_like=True, tag=27):
+    """A ToolError event of one stream."""
+
+    stream: int
+    event: ToolError
+
+
+Item = QueuedItem | PrefillItem | SegmentItem | CallDeltaItem | CallItem | CallErrorItem | CompletedItem | FailedItem
 
 _ITEM_OF: Final[dict[type, type[Item]]] = {
     Queued: QueuedItem,
     Prefill: PrefillItem,
     Segment: SegmentItem,
+    ToolCallDelta: CallDeltaItem,
+    ToolCall: CallItem,
+    ToolError: CallErrorItem,
     Completed: CompletedItem,
     Failed: FailedItem,
 }
@@ -146,12 +174,16 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=15):
     status: EngineStatus
 
 
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """A sign of life of an engine process that has nothing else to say; sent every ``BEAT_S`` once it is ready."""
+
+
 class Closed(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """The last message of an engine process that was asked to close."""
 
 
 ToEngine = Submit | Credit | Cancel | AskStatus | Close
-ToServer = Hello | Loading | Ready | LoadFailed | Events | Status | Closed
+ToServer = Hello | Loading | Ready | LoadFailed | Events | Status | Alive | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

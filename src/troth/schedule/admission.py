@@ -25,6 +25,13 @@ class SchedulerLimits:
     step_tokens: int
     """Most tokens fed in one step; at least chunk_tokens + max_rows when both are to fit."""
     context_tokens: int
+    prompt_cache: bool = False
+    """Whether computed blocks are remembered (``prefix_index.py``)."""
+    num_checkpoints: int | None = None
+    """Recurrent states that can be saved; None: the model keeps none."""
+    checkpoint_bytes: int = 0
+    checkpoint_interval_tokens: int = 1024
+    """Distance of the checkpoints that no conversation boundary asks for; a multiple of a block."""
 
     def __post_init__(self) -> None:
         if len(self.groups) != len(self.num_blocks):
@@ -32,6 +39,9 @@ class SchedulerLimits:
         for name in ("max_rows", "chunk_tokens", "step_tokens", "context_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        interval = self.checkpoint_interval_tokens
+        if interval < BLOCK_TOKENS or interval % BLOCK_TOKENS:
+            raise ValueError(f"checkpoint_interval_tokens must be a multiple of {BLOCK_TOKENS}, not {interval}")
         if self.max_waiting < 0:
             raise ValueError(f"max_waiting must be at least 0, not {self.max_waiting}")
         if self.step_tokens < self.chunk_tokens:
@@ -58,11 +68,11 @@ def admit(request: Request, limits: SchedulerLimits) -> int:
     if num_prompt == 0:
         raise RequestError("the prompt has no tokens; send at least one", param="prompt")
     limit = limits.largest_request
-    wanted = request.max_tokens or 1
+    wanted = (request.max_tokens or 1) + request.num_forced_tokens
     if num_prompt + wanted > limit:
         field = "max_tokens" if num_prompt < limit else "prompt"
         raise ContextExceeded(num_prompt_tokens=num_prompt, max_tokens=wanted, limit=limit, param=field)
-    return request.max_tokens or limit - num_prompt
+    return request.max_tokens or limit - num_prompt - request.num_forced_tokens
 
 
 def blocks_at_admission(groups: Sequence[AttentionSpec], num_tokens: int, step_tokens: int) -> tuple[int, ...]:

@@ -29,11 +29,18 @@ class BlockTable:
         """Blocks this table holds references to."""
         return len(self.block_ids) - self._num_dropped
 
-    def adopt(self, block_ids: tuple[BlockId, ...]) -> None:
-        """Start from a prefix hit whose references now belong to this table. The table must be empty."""
+    def adopt(self, block_ids: list[BlockId]) -> None:
+        """Start from a prefix hit: share its blocks, NO_BLOCK first where the window has passed. The table is empty."""
         assert not self.block_ids, "a hit can only start a table"
-        self.block_ids.extend(block_ids)
-        self._num_dropped = sum(1 for block_id in block_ids if block_id == NO_BLOCK)
+        self._num_dropped = block_ids.count(NO_BLOCK)
+        self._pool.share(block_ids[self._num_dropped :])
+        self.block_ids = block_ids
+
+    def swap(self, index: int, block_id: BlockId) -> None:
+        """Use another block with the same content instead; the one before is given back."""
+        self._pool.share((block_id,))
+        self._pool.release((self.block_ids[index],))
+        self.block_ids[index] = block_id
 
     def missing(self, num_tokens: int) -> int:
         """How many blocks must be added before ``num_tokens`` tokens have a slot each."""

@@ -7,11 +7,13 @@ came back. ``replay`` drives a fresh scheduler through it and stops at the first
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from troth.contracts.answer import AnswerReading
 from troth.contracts.cache_spec import AttentionSpec
+from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan, StepResult, TokenLogprobs
 from troth.contracts.request import Request
@@ -47,6 +49,11 @@ class RecordingScheduler(Scheduler):
         known = super().finish(request_id, num_emitted=num_emitted)
         self._log("finish", [request_id, num_emitted], known)
         return known
+
+    def force(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
+        """As Scheduler.force."""
+        super().force(request_id, token_ids)
+        self._log("force", [request_id, list(token_ids)])
 
     def hold(self, request_id: RequestId, held: bool) -> None:
         """As Scheduler.hold."""
@@ -100,6 +107,8 @@ def plan_to_json(plan: StepPlan | None) -> dict[str, Any] | None:
     values: dict[str, Any] = {name: getattr(plan, name) for name in _PLAIN_FIELDS}
     values["admissions"] = [[a.row, a.request.request_id, a.output_ids, a.num_cached_tokens] for a in plan.admissions]
     values["block_updates"] = [[u.row, u.group, u.first_index, u.block_ids] for u in plan.block_updates]
+    values["restores"] = [[copy.row, copy.checkpoint_id] for copy in plan.restores]
+    values["saves"] = [[copy.row, copy.checkpoint_id] for copy in plan.saves]
     return values
 
 
@@ -122,6 +131,7 @@ _PLAIN_FIELDS = (
 _ANSWERS: dict[str, Callable[[Scheduler, Any], object]] = {
     "add": _answer_add,
     "finish": lambda s, a: s.finish(a[0], num_emitted=a[1]),
+    "force": lambda s, a: s.force(a[0], a[1]),
     "hold": lambda s, a: s.hold(a[0], a[1]),
     "plan": lambda s, a: plan_to_json(s.plan(a)),
     "commit": _answer_commit,
@@ -143,9 +153,23 @@ def _request_from_json(values: dict[str, Any]) -> Request:
             "prompt_ids": tuple(values["prompt_ids"]),
             "eos_ids": frozenset(values["eos_ids"]),
             "stop": tuple(values["stop"]),
+            "grammar": _grammar_from_json(values["grammar"]),
+            "reading": _reading_from_json(values["reading"]),
             "checkpoint_positions": tuple(values["checkpoint_positions"]),
         }
     )
+
+
+def _reading_from_json(values: dict[str, Any] | None) -> AnswerReading | None:
+    """Without the tools, which no plan depends on."""
+    if values is None:
+        return None
+    own = {name: value for name, value in values.items() if name != "policy"}
+    return AnswerReading(**own | {"close_ids": tuple(values["close_ids"])})
+
+
+def _grammar_from_json(values: dict[str, Any] | None) -> Grammar | None:
+    return None if values is None else Grammar(**values | {"choices": tuple(values["choices"])})
 
 
 def _result_from_json(values: dict[str, Any]) -> StepResult:
@@ -158,6 +182,8 @@ def _result_from_json(values: dict[str, Any]) -> StepResult:
         logprobs=logprobs(values["logprobs"]),
         prompt_logprobs=logprobs(values["prompt_logprobs"]),
         failures={int(i): message for i, message in values["failures"].items()},
+        ends=values["ends"],
+        dead_ends={int(i): message for i, message in values["dead_ends"].items()},
     )
 
 

@@ -12,10 +12,16 @@ One truth, ``num_computed``, chases ``num_tokens``; prefill and decode only desc
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from troth.contracts.names import NO_ROW
 from troth.contracts.request import Request
 from troth.schedule.block_table import BlockTable
+from troth.schedule.prefix_node import PrefixNode
+from troth.schedule.row_prefix import RowPrefix
+
+NEVER: Final = 2**63
+"""A number of tokens nobody reaches."""
 
 
 class Status(Enum):
@@ -36,12 +42,16 @@ class RequestState:
         "epoch",
         "held",
         "last_step",
+        "matched",
         "max_tokens",
         "num_cached",
         "num_computed",
         "num_done",
+        "num_dropped",
         "num_pending",
         "num_prompt",
+        "prefix",
+        "publish_at",
         "request",
         "request_id",
         "row",
@@ -58,11 +68,19 @@ class RequestState:
         self.token_ids: list[int] = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
         self.num_pending = 0
+        self.num_dropped = 0
+        """Samples of steps under way that do not count."""
         self.num_computed = 0
         self.num_done = 0
         self.num_cached = 0
         self.row = NO_ROW
         self.tables: list[BlockTable] = []
+        self.prefix: RowPrefix | None = None
+        """The row's dealings with the prompt cache; None without a row, or when the request is not to be cached."""
+        self.publish_at: int = NEVER
+        """Number of committed tokens from which on there is a block to publish."""
+        self.matched: PrefixNode | None = None
+        """How far the prompt cache agreed with the tokens when it was last asked."""
         self.status = Status.WAITING
         self.held = False
         self.last_step = -1

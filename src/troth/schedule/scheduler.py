@@ -7,7 +7,9 @@ Fairness in one step: every running decode first, then prompt chunks. Beside dec
 ``chunk_tokens``, so a decode waits at most one chunk and a prompt advances by at least one chunk per step.
 
 A second step may be planned before the first is committed (``plan.ON_DEVICE`` stands for the token still in flight).
-Next: ``request_state.py`` for one request's numbers, ``run/engine.py`` for the loop that drives this.
+What a commit confirms is offered to the prompt cache at once, so that requests still running share it too.
+Next: ``request_state.py`` for one request's numbers, ``prefix_index.py`` for what stays when they end,
+``run/engine.py`` for the loop that drives this.
 """
 
 from __future__ import annotations
@@ -25,18 +27,19 @@ from troth.contracts.plan import (
     ON_DEVICE,
     Admission,
     BlockUpdate,
+    CheckpointCopy,
     StepPlan,
     StepResult,
     TokenLogprobs,
 )
 from troth.contracts.prefill import next_prefill_step
-from troth.contracts.prefix_cache import NoPrefixCache, PrefixCache
 from troth.contracts.request import Request
 from troth.errors import Busy, RequestError
-from troth.schedule.admission import SchedulerLimits, admit, blocks_at_admission
+from troth.schedule.admission import SchedulerLimits, admit
 from troth.schedule.block_pool import BlockPool
-from troth.schedule.block_table import BlockTable
-from troth.schedule.request_state import RequestState, Status, by_priority_then_arrival
+from troth.schedule.block_supply import BlockSupply
+from troth.schedule.prefix_index import PrefixIndex
+from troth.schedule.request_state import NEVER, RequestState, Status, by_priority_then_arrival
 
 # Compared thousands of times per step, where a member lookup on the enum class is several times a global.
 WAITING: Final = Status.WAITING
@@ -60,6 +63,8 @@ class RowOutcome:
     """Tokens whose state is computed; progress of a request that has not emitted yet."""
     finish: FinishReason | None = None
     failure: str | None = None
+    dead_end: str | None = None
+    """Why the request's grammar lets no token follow."""
 
 
 @dataclass(slots=True)
@@ -76,24 +81,34 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         *,
-        pools: tuple[BlockPool, ...] | None = None,
-        prefix_cache: PrefixCache | None = None,
         order: Order = by_priority_then_arrival,
     ) -> None:
         self.limits = limits
-        self.pools = pools or tuple(BlockPool(count) for count in limits.num_blocks)
+        self._supply = BlockSupply(limits)
+        self._saves_states = limits.num_checkpoints is not None
         self.num_preemptions = 0
-        self._prefix_cache = prefix_cache or NoPrefixCache()
         self._order = order
         self._states: dict[RequestId, RequestState] = {}
         self._waiting: list[RequestState] = []
         self._running: list[RequestState] = []
         self._free_rows = [Row(i) for i in range(limits.max_rows - 1, -1, -1)]
         self._releases: list[Row] = []
+        self._swaps: dict[Row, list[BlockUpdate]] = {}
+        """Table entries that changed since the last plan, because a row's block turned out to be known already."""
         self._in_flight: deque[_InFlight] = deque()
         self._planned: list[RequestState] = []
         self._num_arrivals = 0
         self._num_steps = 0
+
+    @property
+    def pools(self) -> tuple[BlockPool, ...]:
+        """The blocks of each cache group; read only."""
+        return self._supply.pools
+
+    @property
+    def prefix_index(self) -> PrefixIndex | None:
+        """The prompt cache, if there is one; read only, but for pins."""
+        return self._supply.index
 
     @property
     def num_waiting(self) -> int:
@@ -102,8 +117,8 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests with a row."""
-        return len(self._running)
+        """Requests with a row, ended ones that settle aside."""
+        return sum(1 for state in self._running if state.status is RUNNING)
 
     @property
     def num_free_rows(self) -> int:
@@ -157,8 +172,21 @@ class Scheduler:
             return False
         if num_emitted is not None:
             del state.token_ids[state.num_prompt + num_emitted :]
-        self._end(state, publish=True)
+        self._end(state, failed=False)
         return True
+
+    def force(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
+        """Append tokens that nobody sampled, on top of the request's limit: the next steps feed them, then go on.
+
+        Samples still under way were drawn without them and are dropped. Admission kept room for them.
+        """
+        state = self._states[request_id]
+        if state.num_pending > 1:
+            self._preempt(state)  # the second sample's step was fed the first one, which never was
+        state.num_dropped += state.num_pending
+        state.num_pending = 0
+        state.token_ids.extend(token_ids)
+        state.max_tokens += len(token_ids)
 
     def hold(self, request_id: RequestId, held: bool) -> None:
         """Stop or resume planning for a request whose consumer does not keep up. It keeps its row and blocks."""
@@ -179,6 +207,9 @@ class Scheduler:
         if not plan.rows:
             return None
         plan.releases, self._releases = self._releases, []
+        if self._swaps:
+            plan.block_updates[:0] = [update for updates in self._swaps.values() for update in updates]
+            self._swaps = {}
         self._num_steps += 1
         self._in_flight.append(_InFlight(plan, self._planned, [state.epoch for state in self._planned]))
         return plan
@@ -194,20 +225,29 @@ class Scheduler:
             if state.status is ENDED:
                 continue
             if i in result.failures:
-                self._end(state, publish=False)
+                self._end(state, failed=True)
                 outcomes.append(RowOutcome(state.request_id, failure=result.failures[i]))
+                continue
+            if i in result.dead_ends and not state.num_dropped:
+                self._end(state, failed=False)
+                outcomes.append(RowOutcome(state.request_id, dead_end=result.dead_ends[i]))
                 continue
             samples = sample_steps[i] != NO_SAMPLE
             if state.epoch == flight.epochs[i]:
-                state.num_done = plan.starts[i] + plan.num_new[i]
+                num_done = state.num_done = plan.starts[i] + plan.num_new[i]
+                if num_done >= state.publish_at:
+                    self._publish(state)
             elif not samples:
                 continue  # the row lost its state meanwhile; a sampled token is still good, a chunk is not
             if state.status is SETTLING:
-                self._release(state, publish=True)
+                self._release(state)
                 continue
             outcome = RowOutcome(state.request_id, num_prefilled=state.num_done)
+            if samples and state.num_dropped:
+                state.num_dropped -= 1
+                continue
             if samples:
-                self._take_tokens(state, result.token_ids[i], outcome)
+                self._take_tokens(state, result.token_ids[i], outcome, completes=i in result.ends)
             if i in result.logprobs:
                 outcome.logprobs = result.logprobs[i][: len(outcome.token_ids)]
             if i in result.prompt_logprobs:
@@ -223,7 +263,7 @@ class Scheduler:
             if state.status is ENDED:
                 continue
             settling = state.status is SETTLING
-            self._end(state, publish=False)
+            self._end(state, failed=True)
             if not settling:
                 outcomes.append(RowOutcome(state.request_id, failure=message))
         return outcomes
@@ -232,6 +272,7 @@ class Scheduler:
         """Feed one output token of every row whose gap is one; whether a row was preempted to make room."""
         before = self.num_preemptions
         running = self._running
+        saves = self._saves_states
         i = 0
         while i < len(running):
             state = running[i]
@@ -246,6 +287,8 @@ class Scheduler:
                 continue
             self._append(plan, state, 1)
             plan.token_ids.append(state.token_ids[position] if position < num_known else ON_DEVICE)
+            if saves and (position + 1) % BLOCK_TOKENS == 0:
+                self._plan_save(plan, state)
         plan.num_decodes = len(plan.rows)
         return self.num_preemptions != before
 
@@ -268,19 +311,32 @@ class Scheduler:
             if state.status is RUNNING:
                 budget -= self._plan_chunk(plan, state, min(budget, widest))
         while admit_waiting and budget > 0 and self._free_rows:
-            first = next((s for s in self._waiting if not s.num_pending and not s.held), None)
+            ready = (s for s in self._waiting if not s.num_pending and not s.held)
+            first = next((s for s in ready if not self._supply.is_coming(s, self._running)), None)
             if first is None or not self._admit(first, plan):
                 return
             budget -= self._plan_chunk(plan, first, min(budget, widest))
 
     def _plan_chunk(self, plan: StepPlan, state: RequestState, width: int) -> int:
         """Feed the row's next chunk of at most ``width`` tokens; how many it got."""
-        step = next_prefill_step(len(state.token_ids), state.num_computed, width)
+        num_known, checkpoint_at = len(state.token_ids), None
+        if self._saves_states and state.prefix is not None:
+            checkpoint_at = state.prefix.next_checkpoint(state.num_computed, num_known)
+        step = next_prefill_step(num_known, state.num_computed, width, checkpoint_at=checkpoint_at)
         if not self._make_room(state, step.end, plan):
             return 0
         self._append(plan, state, step.end - step.start)
         plan.token_ids.extend(state.token_ids[step.start : step.end])
+        if step.checkpoint or (step.final and step.end % BLOCK_TOKENS == 0):
+            self._plan_save(plan, state)
         return step.end - step.start
+
+    def _plan_save(self, plan: StepPlan, state: RequestState) -> None:
+        """Keep the state that the row reaches in this step, at a block edge, for whoever shares its tokens."""
+        if self._saves_states and state.prefix is not None:
+            checkpoint_id = state.prefix.save(state.num_computed)
+            if checkpoint_id is not None:
+                plan.saves.append(CheckpointCopy(state.row, checkpoint_id))
 
     def _append(self, plan: StepPlan, state: RequestState, num_new: int) -> None:
         """Put a row's share into the plan, all but its token ids, and count it as computed."""
@@ -301,38 +357,24 @@ class Scheduler:
 
     def _admit(self, state: RequestState, plan: StepPlan) -> bool:
         """Give a waiting request a row and the promise of its prompt's blocks; False when it must wait."""
-        needed = blocks_at_admission(self.limits.groups, len(state.token_ids), self.limits.step_tokens)
-        # Every running row may need a block soon; admitting into their last blocks would preempt someone at once.
-        spare = len(self._running)
-        for group, count in enumerate(needed):
-            lacking = count + spare - self._unpromised(group)
-            if lacking > 0 and self._prefix_cache.reclaim(group, lacking) < lacking:
-                return False
-        hit = self._prefix_cache.lookup(state.request, state.token_ids)
+        match = self._supply.start(state, self._running)
+        if match is None:
+            return False
         self._waiting.remove(state)
         state.status = RUNNING
         state.row = self._free_rows.pop()
-        state.tables = [BlockTable(s, p) for s, p in zip(self.limits.groups, self.pools, strict=True)]
-        for group, table in enumerate(state.tables):
-            if hit.num_tokens:
-                table.adopt(hit.block_ids[group])
+        num_cached = match.num_tokens
+        if num_cached:
+            for group, table in enumerate(state.tables):
                 plan.block_updates.append(BlockUpdate(state.row, group, 0, list(table.block_ids)))
-        state.num_computed = state.num_done = hit.num_tokens
+            if match.usable is not None and match.usable.checkpoint_id is not None:
+                plan.restores.append(CheckpointCopy(state.row, match.usable.checkpoint_id))
+        state.num_computed = state.num_done = num_cached
         if state.epoch == 0:
-            state.num_cached = hit.num_tokens
+            state.num_cached = num_cached
         insort(self._running, state, key=self._order)
-        plan.admissions.append(Admission(state.row, state.request, state.output_ids, hit.num_tokens))
+        plan.admissions.append(Admission(state.row, state.request, state.output_ids, num_cached))
         return True
-
-    def _unpromised(self, group: int) -> int:
-        """Free blocks of a group that no running prompt still counts on."""
-        promised = 0
-        for state in self._running:
-            if state.gap > 1:
-                spec = self.limits.groups[group]
-                whole = spec.blocks_for(len(state.token_ids), self.limits.step_tokens)
-                promised += max(0, whole - state.tables[group].num_live)
-        return self.pools[group].num_free - promised
 
     def _make_room(self, state: RequestState, num_tokens: int, plan: StepPlan) -> bool:
         """Give the row slots for its first ``num_tokens`` tokens, preempting younger rows; False when it must wait.
@@ -340,46 +382,30 @@ class Scheduler:
         Rows already in this plan are not preempted: their turn this step is promised. The oldest row always gets room,
         so some request always advances.
         """
-        while not self._grow(state, num_tokens, plan):
+        while (updates := self._supply.grow(state, num_tokens)) is None:
             victim = self._running[-1]
             if victim.last_step == plan.step_id:
                 return False
             self._preempt(victim)
             if victim is state:
                 return False
-        return True
-
-    def _grow(self, state: RequestState, num_tokens: int, plan: StepPlan) -> bool:
-        """Give the row slots for its first ``num_tokens`` tokens in every group; all or nothing."""
-        for group, table in enumerate(state.tables):
-            # Steps run in order, so a step under way has read a dropped block before a later one writes to it.
-            table.drop_before(state.num_computed)
-            lacking = table.missing(num_tokens) - self.pools[group].num_free
-            if lacking > 0 and self._prefix_cache.reclaim(group, lacking) < lacking:
-                return False
-        for group, table in enumerate(state.tables):
-            first = len(table.block_ids)
-            new_ids = table.grow(num_tokens)
-            assert new_ids is not None, "the pool was checked above"
-            if new_ids:
-                plan.block_updates.append(BlockUpdate(state.row, group, first, new_ids))
+        plan.block_updates += updates
         return True
 
     def _preempt(self, state: RequestState) -> None:
         """Take a row's blocks; it will be computed again from its tokens and continue exactly where it was."""
         if state.status is SETTLING:
-            self._release(state, publish=True)
+            self._release(state)
             return
         self.num_preemptions += 1
-        self._publish(state)
         self._leave_row(state)
         state.status = WAITING
         state.num_computed = state.num_done = 0
         state.epoch += 1
         insort(self._waiting, state, key=self._order)
 
-    def _take_tokens(self, state: RequestState, token_ids: list[int], outcome: RowOutcome) -> None:
-        """Append sampled tokens up to the one that ends the request."""
+    def _take_tokens(self, state: RequestState, token_ids: list[int], outcome: RowOutcome, *, completes: bool) -> None:
+        """Append sampled tokens up to the one that ends the request; ``completes``: its grammar ends with them."""
         state.num_pending -= 1
         eos_ids = state.request.eos_ids
         left = state.max_tokens - (len(state.token_ids) - state.num_prompt)
@@ -391,6 +417,8 @@ class Scheduler:
                 emitted = emitted[:count]
                 outcome.finish = "stop"
                 break
+        if completes and len(emitted) == len(token_ids):
+            outcome.finish = "stop"
         state.token_ids.extend(emitted)
         outcome.token_ids = emitted
         if outcome.finish is None:
@@ -399,39 +427,51 @@ class Scheduler:
             del self._states[state.request_id]
             state.status = SETTLING
         else:
-            self._end(state, publish=True)
+            self._end(state, failed=False)
 
     def _worth_settling(self, state: RequestState) -> bool:
         """Whether feeding the last token would complete a block that the prompt cache would keep."""
         return (
-            self._prefix_cache.publishes
-            and state.request.prompt_cache
+            state.prefix is not None
+            and state.prefix.is_open
             and state.status is RUNNING
             and len(state.token_ids) % BLOCK_TOKENS == 0
         )
 
-    def _end(self, state: RequestState, *, publish: bool) -> None:
+    def _end(self, state: RequestState, *, failed: bool) -> None:
         self._states.pop(state.request_id, None)
         if state.status is WAITING:
             self._waiting.remove(state)
             state.status = ENDED
         else:
-            self._release(state, publish=publish)
+            self._release(state, failed=failed)
 
-    def _release(self, state: RequestState, *, publish: bool) -> None:
-        if publish:
-            self._publish(state)
-        self._leave_row(state)
+    def _release(self, state: RequestState, *, failed: bool = False) -> None:
+        self._leave_row(state, failed=failed)
         state.status = ENDED
 
     def _publish(self, state: RequestState) -> None:
-        if self._prefix_cache.publishes and state.request.prompt_cache:
-            tables = [table.block_ids for table in state.tables]
-            self._prefix_cache.publish(state.request, state.committed_ids, tables)
+        """Offer the blocks that the last commit completed to the prompt cache."""
+        prefix = state.prefix
+        assert prefix is not None
+        num_tokens = min(state.num_done, len(state.token_ids))
+        for group, index, block_id in prefix.publish(state.token_ids, num_tokens, state.tables):
+            self._swaps.setdefault(state.row, []).append(BlockUpdate(state.row, group, index, [block_id]))
+        state.publish_at = prefix.next_publish if prefix.is_open else NEVER
 
-    def _leave_row(self, state: RequestState) -> None:
+    def _leave_row(self, state: RequestState, *, failed: bool = False) -> None:
+        if state.prefix is not None:
+            if failed:
+                state.prefix.discard()
+            else:
+                if state.prefix.has_more(min(state.num_done, len(state.token_ids))):
+                    self._publish(state)
+                state.prefix.leave()
+            state.prefix = None
+            state.publish_at = NEVER
         for table in state.tables:
             table.clear()
+        self._swaps.pop(state.row, None)
         self._running.remove(state)
         self._free_rows.append(state.row)
         self._releases.append(state.row)

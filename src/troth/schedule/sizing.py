@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
-from troth.contracts.cache_spec import AttentionSpec, CacheSpec, RecurrentSpec, attention_groups
+from troth.contracts.cache_spec import AttentionSpec, CacheSpec, attention_groups, recurrent_bytes
 from troth.contracts.memory_plan import GroupPlan, MemoryPlan
 from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OptionError
 
 CACHE_SHARE = 0.5
 """Of what the weights leave, the most the pools take unless told otherwise."""
+CHECKPOINT_SHARE = 0.25
+"""Of the pools' bytes, the most that checkpoints of recurrent states take."""
+CHECKPOINTS_PER_ROW = 4
+"""System prompt, boundary, end of the answer, and one on its way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +45,21 @@ def plan_memory(demand: Demand) -> MemoryPlan:
         OptionError: the wanted context exceeds the declared one, or the given cache size cannot hold one row.
     """
     decisions: list[str] = []
-    context = demand.declared_context_tokens
-    if demand.wanted_context_tokens is not None:
-        if demand.wanted_context_tokens > context:
-            raise OptionError(
-                f"context of {demand.wanted_context_tokens} tokens: this model was made for {context}; "
-                "ask for at most that"
-            )
-        context = demand.wanted_context_tokens
-        decisions.append(f"context {context} tokens: as asked")
+    context = _wanted_context(demand, decisions)
     groups = attention_groups(demand.specs)
-    states = [spec for spec in demand.specs if isinstance(spec, RecurrentSpec)]
-    state_bytes = demand.max_rows * sum(spec.state_bytes for spec in states)
+    per_state = recurrent_bytes(demand.specs)
+    state_bytes = demand.max_rows * (per_state or 0)
     fixed = demand.weights_bytes + demand.transient_bytes + demand.reserve_bytes + state_bytes
     left = max(0, demand.usable_bytes - fixed)
     budget = demand.kv_memory_bytes if demand.kv_memory_bytes is not None else int(left * CACHE_SHARE)
+    num_checkpoints = None
+    if per_state is not None:
+        num_checkpoints = _num_checkpoints(demand, per_state, context, min(budget, int(left * CACHE_SHARE)))
+        decisions.append(
+            f"{num_checkpoints} checkpoints of {per_state} bytes: recurrent states kept for later requests"
+        )
+        if demand.kv_memory_bytes is None:
+            budget -= num_checkpoints * per_state
 
     tokens = demand.max_rows * context
     if _bytes(groups, tokens, demand) > budget:
@@ -85,6 +90,8 @@ def plan_memory(demand: Demand) -> MemoryPlan:
         declared_context_tokens=demand.declared_context_tokens,
         max_rows=demand.max_rows,
         decisions=tuple(decisions),
+        num_checkpoints=num_checkpoints,
+        bytes_per_checkpoint=per_state or 0,
     )
     if context < BLOCK_TOKENS:
         if demand.kv_memory_bytes is not None:
@@ -92,6 +99,36 @@ def plan_memory(demand: Demand) -> MemoryPlan:
             raise OptionError(f"{budget} bytes of KV cache hold no row; the least that does is {least}")
         plan = replace(plan, context_tokens=0)
     return plan
+
+
+def _wanted_context(demand: Demand, decisions: list[str]) -> int:
+    declared, wanted = demand.declared_context_tokens, demand.wanted_context_tokens
+    if wanted is None:
+        return declared
+    if wanted > declared:
+        raise OptionError(f"context of {wanted} tokens: this model was made for {declared}; ask for at most that")
+    decisions.append(f"context {wanted} tokens: as asked")
+    return wanted
+
+
+def checkpoint_interval(specs: tuple[CacheSpec, ...], chunk_tokens: int) -> int:
+    """Tokens between the checkpoints that no conversation boundary asks for.
+
+    So far apart that they cost at most what the keys and values between them cost, and whole chunks: prompts are cut
+    there.
+    """
+    per_block = sum(spec.bytes_per_block for spec in attention_groups(specs))
+    # Layers that keep nothing else have only checkpoints to go by; a long chunk then costs more than a state.
+    worth = (recurrent_bytes(specs) or 0) * BLOCK_TOKENS / per_block if per_block else 0
+    whole = -(-max(chunk_tokens, 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+    return whole * max(1, ceil(worth / whole))
+
+
+def _num_checkpoints(demand: Demand, per_state: int, context: int, budget: int) -> int:
+    """Enough for every row's ends and for its context at wide intervals, within their share of ``budget``."""
+    apart = checkpoint_interval(demand.specs, demand.step_tokens)
+    wanted = demand.max_rows * (CHECKPOINTS_PER_ROW + context // apart)
+    return min(wanted, int(budget * CHECKPOINT_SHARE) // per_state)
 
 
 def _num_blocks(spec: AttentionSpec, tokens: int, demand: Demand) -> int:

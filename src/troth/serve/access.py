@@ -69,6 +69,15 @@ class Access:
         origin = headers.get("origin")
         if scope["method"] != "POST" or origin is None or origin in self._origins or "*" in self._origins:
             return False
-        if urlsplit(origin).netloc == headers.get("host"):
+        host = headers.get("host")
+        if host is not None and _host_of(origin) == host:
             return False
         return headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
+
+
+def _host_of(origin: str) -> str | None:
+    """Host and port of an origin; None when there are none to be made out."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None

@@ -20,10 +20,12 @@ from starlette.types import Receive, Scope, Send
 
 from troth.contracts.events import Completed, Failed, Prefill, Queued, Segment
 from troth.contracts.ports import EventStream
+from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 from troth.errors import StreamProtocol, TrothError
 from troth.serve.body import BodyReader, ClientGone
 from troth.serve.errors import EngineFailure, HttpError, error_object, internal_error
 from troth.serve.fields import Fields, decode_object
+from troth.serve.grammar import require_compiled
 from troth.serve.limits import StreamLimit
 from troth.serve.metrics import Metrics
 from troth.serve.reply import DONE, Answer, Generation, encode
@@ -77,8 +79,12 @@ class GenerationEndpoint:
 
     async def _prepare(self, body: bytes) -> Generation:
         if len(body) <= _INLINE_BYTES:
-            return self._read(Fields(decode_object(body)))
-        return await asyncio.to_thread(lambda: self._read(Fields(decode_object(body))))
+            generation = self._read(Fields(decode_object(body)))
+        else:
+            generation = await asyncio.to_thread(lambda: self._read(Fields(decode_object(body))))
+        if generation.wishes.grammar is None:
+            return generation
+        return await asyncio.to_thread(require_compiled, generation)
 
     async def _supervise(self, run: _Run, receive: Receive) -> None:
         try:
@@ -161,29 +167,45 @@ class _Run:
         else:
             answers = await _all([self._collect(stream) for stream in self._streams])
             ends = [answer.completed for answer in answers]
-            await sink.whole(self._reply.whole(answers, generation.usage(ends), generation.extension(ends)))
+            errors = [(choice, error) for choice, answer in enumerate(answers) for error in answer.errors]
+            await sink.whole(self._reply.whole(answers, generation.usage(ends), generation.extension(ends, errors)))
 
     async def _collect(self, stream: EventStream) -> Answer:
         segments: list[Segment] = []
+        calls: list[ToolCall] = []
+        errors: list[ToolError] = []
         async for event in stream:
             if isinstance(event, Segment):
                 segments.append(event)
+            elif isinstance(event, ToolCall):
+                calls.append(event)
+                errors += [event.error] if event.error else []
+            elif isinstance(event, ToolError):
+                errors.append(event)
             elif isinstance(event, Completed | Failed):
-                return Answer(self._ended(event), segments)
+                return Answer(self._ended(event), segments, calls, errors)
         raise StreamProtocol("the engine's stream stopped without an end")
 
     async def _pump(self, choice: int, stream: EventStream) -> Completed:
         reply, sink = self._reply, self.sink
+        errors: list[tuple[int, ToolError]] = []
         async for event in stream:
-            if isinstance(event, Segment):
+            if isinstance(event, Segment | ToolCallDelta):
                 if not self._open:
                     await self._begin()
-                if records := reply.segment(choice, event):
+                if isinstance(event, Segment):
+                    records = reply.segment(choice, event)
+                else:
+                    records = reply.call_delta(choice, event)
+                if records:
                     await sink.write(records)
+            elif isinstance(event, ToolCall | ToolError):
+                error = event.error if isinstance(event, ToolCall) else event
+                errors += [(choice, error)] if error else []
             elif isinstance(event, Completed | Failed):
                 completed = self._ended(event)
                 await self._begin()
-                await sink.write(reply.closing(choice, completed, self._generation.extension([completed])))
+                await sink.write(reply.closing(choice, completed, self._generation.extension([completed], errors)))
                 return completed
             else:
                 await self._progress(choice, event)

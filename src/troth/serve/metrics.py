@@ -80,7 +80,8 @@ class _Engines(Collector):
         blocks = GaugeMetricFamily("troth_engine_blocks", "KV cache blocks", labels=("model", "group", "use"))
         ends = CounterMetricFamily("troth_engine_requests", "Requests by end", labels=("model", "end"))
         for model, status in self.statuses:
-            for use, counts in (("used", status.blocks_used), ("free", status.blocks_free)):
+            cached = () if status.prefix_cache is None else status.prefix_cache.num_blocks
+            for use, counts in (("used", status.blocks_used), ("cached", cached), ("free", status.blocks_free)):
                 for group, count in enumerate(counts):
                     blocks.add_metric((model, str(group), use), count)
             for end, count in status.num_requests_by_end.items():

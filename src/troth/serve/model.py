@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from troth.contracts.capabilities import TemplateCapabilities
+from troth.contracts.grammar import Grammar
 from troth.contracts.ports import EngineClient
 from troth.contracts.sampling import SamplingParams
 from troth.errors import RequestError, UnknownModel
+from troth.text.call_pattern import CallPattern
 
 _SHOWN: Final = 80
 """Characters of an unknown model's name that an error repeats."""
@@ -33,6 +36,10 @@ class Prompt(Protocol):
     @property
     def boundary(self) -> int | None:
         """Tokens before the generation prompt."""
+
+    @property
+    def checkpoint_positions(self) -> tuple[int, ...]:
+        """Numbers of tokens after which other conversations may differ."""
 
     @property
     def continues_text(self) -> bool:
@@ -81,6 +88,24 @@ class Tokenizer(Protocol):
     def is_special(self, token_id: int, /) -> bool:
         """Whether a token is a control token, which is not shown."""
 
+    def encode(self, text: str, /, *, add_special: bool = True) -> list[int]:
+        """The tokens of a text, with or without those that begin and end one."""
+
+
+class CompiledGrammar(Protocol):
+    """A grammar that can be followed."""
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """Pointers of a schema's keywords that were left out."""
+
+
+class Grammars(Protocol):
+    """Compiles grammars. Safe to call from several threads; takes up to seconds."""
+
+    def compile(self, grammar: Grammar, *, continues_text: bool = False, param: str = "grammar") -> CompiledGrammar:
+        """Compile a grammar. Raises RequestError naming ``param`` when it cannot be."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -90,6 +115,12 @@ class ServedModel:
     client: EngineClient
     prompts: Prompts
     tokenizer: Tokenizer
+    grammars: Grammars | None = None
+    """None: requests with a grammar are refused."""
+    capabilities: TemplateCapabilities = field(default_factory=TemplateCapabilities)
+    """What the model's template was proved to do; by default nothing."""
+    calls: CallPattern | None = None
+    """How the model writes calls, where a grammar can be made of it."""
     defaults: SamplingParams = field(default_factory=SamplingParams)
     """Sampling values of requests that do not say otherwise."""
     created: int = field(default_factory=lambda: int(time.time()))

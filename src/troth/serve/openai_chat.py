@@ -12,13 +12,17 @@ from typing import Any, Final
 
 from troth.contracts.events import Completed, Segment
 from troth.contracts.sampling import MAX_TOP_LOGPROBS
-from troth.errors import RequestError, StreamProtocol
+from troth.contracts.tools import ToolCall, ToolCallDelta
+from troth.errors import RequestError
 from troth.serve.fields import Fields
+from troth.serve.grammar import Wanted
 from troth.serve.logprobs import chat_entries
 from troth.serve.messages import read_messages
 from troth.serve.model import ModelList, ServedModel, Tokenizer
 from troth.serve.reply import Answer, Generation, RecordHead, encode, engine_requests, require_usable
 from troth.serve.sampling import read_wishes
+from troth.serve.terms import read_terms
+from troth.text.chat_terms import ChatModel
 
 _CHUNK: Final = "chat.completion.chunk"
 _HINTS: Final = (
@@ -26,13 +30,12 @@ _HINTS: Final = (
     "metadata",
     "store",
     "service_tier",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
 )
 """Known fields without effect on the answer."""
-_NO_TOOLS: Final = "this server calls no tools yet"
+_OLD_TOOLS: Final = "it is the older form of tools and tool_choice"
 _DELTA_FIELD: Final = {"text": "content", "reasoning": "reasoning_content"}
 
 
@@ -46,12 +49,19 @@ def read_chat(fields: Fields, models: ModelList) -> Generation:
     wishes = read_wishes(fields, model)
     num_top = _logprobs(fields)
     wishes = replace(wishes, sampling=replace(wishes.sampling, logprobs=num_top))
+    terms = read_terms(fields)
+    chat = ChatModel(model.capabilities, model.tokenizer, model.calls)
+    terms.require_served(model.capabilities)
+    asked = terms.variables(model.capabilities) | dict(variables.items() if variables else ())
     head = RecordHead("chatcmpl", model)
-    prompt = model.prompts.chat(
-        messages, variables=dict(variables.items()) if variables else None, continue_final=continue_final
-    )
+    prompt = model.prompts.chat(messages, terms.shown_tools, variables=asked or None, continue_final=continue_final)
     require_usable(prompt, wishes, info, "messages")
-    requests = engine_requests(head.generation_id, [prompt], wishes, model, info)
+    wanted = wishes.grammar
+    param = wanted.param if wanted else "tool_choice"
+    grammar = terms.bound(wanted.grammar if wanted else None, chat, prompt.text, param=param)
+    wishes = replace(wishes, grammar=Wanted(grammar, param) if grammar else None)
+    reading = terms.reading(chat, prompt.text, continues=continue_final)
+    requests = engine_requests(head.generation_id, [prompt], wishes, model, info, reading)
     reply = ChatReply(head, len(requests), model, with_logprobs=num_top is not None)
     return Generation(model=model, requests=requests, wishes=wishes, reply=reply, ignored=tuple(fields.unknown()))
 
@@ -84,7 +94,7 @@ class ChatReply:
         """One delta."""
         start = self._starts[choice].get(segment.kind)
         if start is None:
-            raise StreamProtocol(f"a {segment.kind} segment in an answer without tools")
+            return self._unshown(choice, segment)
         if self._with_logprobs and segment.tokens:
             logprobs = encode({"content": chat_entries(segment.tokens, self._tokenizer), "refusal": None})
             return b'%b%b},"logprobs":%b,"finish_reason":null}]}\n\n' % (
@@ -96,10 +106,26 @@ class ChatReply:
             return b""
         return b'%b%b},"logprobs":null,"finish_reason":null}]}\n\n' % (start, encode(segment.text))
 
+    def call_delta(self, choice: int, delta: ToolCallDelta) -> bytes:
+        """A piece of a call; the first of an index has its id and name."""
+        call: dict[str, Any] = {"index": delta.index}
+        if delta.id is not None:
+            call |= {"id": delta.id, "type": "function"}
+        named = {} if delta.name is None else {"name": delta.name}
+        call["function"] = {**named, "arguments": delta.arguments}
+        return self._head.record(_CHUNK, {"choices": [_choice(choice, delta={"tool_calls": [call]})]})
+
     def closing(self, choice: int, completed: Completed, extension: dict[str, Any]) -> bytes:
         """The finish reason, and what repeats the run."""
         ended = _choice(choice, delta={}, finish_reason=completed.finish_reason)
         return self._head.record(_CHUNK, {"choices": [ended], "troth": extension})
+
+    def _unshown(self, choice: int, segment: Segment) -> bytes:
+        """The span of a call is told as a call; only its tokens may be left to tell."""
+        if not self._with_logprobs or not segment.tokens:
+            return b""
+        logprobs = {"content": chat_entries(segment.tokens, self._tokenizer), "refusal": None}
+        return self._head.record(_CHUNK, {"choices": [{**_choice(choice, delta={}), "logprobs": logprobs}]})
 
     def notice(self, extension: dict[str, Any]) -> bytes:
         """Progress before the first token."""
@@ -116,9 +142,17 @@ class ChatReply:
         return encode({**fields, "choices": choices, "usage": usage, "troth": extension})
 
     def _whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text("text"), "refusal": None}
+        text: str | None = answer.text("text")
+        # Beside calls OpenAI's API has null for an answer without words.
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text or (None if answer.calls else ""),
+            "refusal": None,
+        }
         if reasoning := answer.text("reasoning"):
             message["reasoning_content"] = reasoning
+        if answer.calls:
+            message["tool_calls"] = [_call(call) for call in answer.calls]
         logprobs = None
         if self._with_logprobs:
             logprobs = {"content": chat_entries(answer.tokens, self._tokenizer), "refusal": None}
@@ -128,6 +162,10 @@ class ChatReply:
             "logprobs": logprobs,
             "finish_reason": answer.completed.finish_reason,
         }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _choice(index: int, *, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
@@ -143,15 +181,11 @@ def _logprobs(fields: Fields) -> int | None:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    fields.refuse("tools", _NO_TOOLS)
-    fields.refuse("functions", _NO_TOOLS)
-    fields.refuse("tool_choice", _NO_TOOLS, unless=("none", "auto"))
-    fields.refuse("function_call", _NO_TOOLS, unless=("none", "auto"))
-    fields.refuse("response_format", "only plain text is generated", unless=({"type": "text"},))
+    fields.refuse("functions", _OLD_TOOLS)
+    fields.refuse("function_call", _OLD_TOOLS, unless=("none", "auto"))
     fields.refuse("modalities", "only text is generated", unless=(["text"],))
     fields.refuse("audio", "this server hears and speaks no audio")
     fields.refuse("prediction", "predicted outputs are not used")
     fields.refuse("web_search_options", "this server does not search the web")
-    fields.refuse("reasoning_effort", "set the template's own switch in chat_template_kwargs")
     fields.refuse("verbosity", "there is no such setting")
     fields.tolerate(*_HINTS)

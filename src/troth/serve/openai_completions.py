@@ -12,7 +12,8 @@ from typing import Any, Final, Self
 
 from troth.contracts.events import Completed, Segment
 from troth.contracts.sampling import MAX_TOP_LOGPROBS
-from troth.errors import RequestError
+from troth.contracts.tools import ToolCallDelta
+from troth.errors import RequestError, StreamProtocol
 from troth.serve.fields import Fields, missing, mistyped
 from troth.serve.logprobs import LegacyLogprobs
 from troth.serve.model import ModelList, Prompt, Prompts, ServedModel
@@ -32,7 +33,6 @@ def read_completion(fields: Fields, models: ModelList) -> Generation:
     fields.refuse("suffix", "text is only continued at its end", unless=("",))
     fields.refuse("best_of", "every choice is returned; use n", unless=(1, fields.raw("n")))
     fields.refuse("tools", "completions have no tools")
-    fields.refuse("response_format", "only plain text is generated", unless=({"type": "text"},))
     fields.tolerate(*_HINTS)
     wishes = read_wishes(fields, model)
     num_top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
@@ -107,6 +107,10 @@ class CompletionReply:
         if not segment.text:
             return b""
         return b'%b%b,"logprobs":null,"finish_reason":null}]}\n\n' % (start, encode(segment.text))
+
+    def call_delta(self, choice: int, delta: ToolCallDelta) -> bytes:
+        """Completions have no tools."""
+        raise StreamProtocol(f"a call of {delta.name!r} in an answer without tools")
 
     def closing(self, choice: int, completed: Completed, extension: dict[str, Any]) -> bytes:
         """The finish reason, and what repeats the run."""

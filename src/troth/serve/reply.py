@@ -14,10 +14,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from troth.contracts.answer import AnswerReading
 from troth.contracts.events import Completed, Segment, TokenText
 from troth.contracts.names import RequestId
 from troth.contracts.ports import EngineInfo
 from troth.contracts.request import Request
+from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 from troth.errors import ContextExceeded, RequestError
 from troth.serve.model import Prompt, ServedModel
 from troth.serve.sampling import MAX_CHOICES, Wishes
@@ -32,6 +34,9 @@ class Answer:
 
     completed: Completed
     segments: list[Segment] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    errors: list[ToolError] = field(default_factory=list)
+    """Proposals that were no calls, and forwarded ones whose arguments are wrong."""
 
     def text(self, *kinds: str) -> str:
         """All text of these kinds, in order."""
@@ -51,6 +56,9 @@ class Reply(Protocol):
 
     def segment(self, choice: int, segment: Segment) -> bytes:
         """Records of one segment; may be none."""
+
+    def call_delta(self, choice: int, delta: ToolCallDelta) -> bytes:
+        """Records of a piece of a call."""
 
     def closing(self, choice: int, completed: Completed, extension: dict[str, Any]) -> bytes:
         """Records that end one choice."""
@@ -76,15 +84,25 @@ class Generation:
     reply: Reply
     ignored: tuple[str, ...] = ()
     """Body fields nobody knows, for clients that ask."""
+    not_enforced: tuple[str, ...] = ()
+    """Keywords of the answer's schema that its grammar leaves out, by pointer."""
 
-    def extension(self, completed: Sequence[Completed]) -> dict[str, Any]:
-        """The ``troth`` object: what repeats the run, and the time it took (of the slowest choice)."""
+    def extension(self, completed: Sequence[Completed], errors: Sequence[tuple[int, ToolError]] = ()) -> dict[str, Any]:
+        """The ``troth`` object: what repeats the run, the time it took (of the slowest choice), and what went wrong.
+
+        Args:
+            completed: The ends of the choices it is about.
+            errors: Of their calls, each with the index of its choice.
+        """
         timings = {
             name: round(max(getattr(one.timings, name) for one in completed), 6)
             for name in ("queued_s", "prefill_s", "decode_s")
         }
         ignored = {"ignored": self.ignored} if self.ignored else {}
-        return {"seed": self.wishes.seed, "timings": timings, **ignored}
+        not_enforced = {"not_enforced": self.not_enforced} if self.not_enforced else {}
+        unclosed = {"unclosed_reasoning": True} if any(one.unclosed_reasoning for one in completed) else {}
+        faults = {"tool_errors": [_fault(choice, error) for choice, error in errors]} if errors else {}
+        return {"seed": self.wishes.seed, "timings": timings, **ignored, **not_enforced, **unclosed, **faults}
 
     def usage(self, completed: Sequence[Completed]) -> dict[str, Any]:
         """Token counts over all choices; a prompt counts once, however many choices it has."""
@@ -146,14 +164,22 @@ def require_usable(prompt: Prompt, wishes: Wishes, info: EngineInfo, field: str)
 
 
 def engine_requests(
-    generation_id: str, prompts: Sequence[Prompt], wishes: Wishes, model: ServedModel, info: EngineInfo
+    generation_id: str,
+    prompts: Sequence[Prompt],
+    wishes: Wishes,
+    model: ServedModel,
+    info: EngineInfo,
+    reading: AnswerReading | None = None,
 ) -> tuple[Request, ...]:
-    """One request per choice of each prompt. Raises RequestError when there can never be room for so many."""
+    """One request per choice of each prompt; all answers are read alike.
+
+    Raises RequestError when there can never be room for so many.
+    """
     num_choices = len(prompts) * wishes.num_choices
     room = min(MAX_CHOICES, info.max_rows + info.max_waiting)
     if num_choices > room:
         raise RequestError(
-            f"{len(prompts)} prompts with {wishes.num_choices} choices each are {num_choices} answers; "
+            f"prompts ({len(prompts)}) times n ({wishes.num_choices}) is {num_choices} answers; "
             f"at most {room} fit into one request",
             param="n",
         )
@@ -167,8 +193,22 @@ def engine_requests(
             max_tokens=wishes.max_tokens,
             eos_ids=eos_ids,
             stop=wishes.stop,
+            grammar=wishes.grammar.grammar if wishes.grammar else None,
+            reading=reading,
             boundary=prompts[choice // wishes.num_choices].boundary,
+            checkpoint_positions=prompts[choice // wishes.num_choices].checkpoint_positions,
             continues_text=prompts[choice // wishes.num_choices].continues_text,
         )
         for choice in range(num_choices)
     )
+
+
+def _fault(choice: int, error: ToolError) -> dict[str, Any]:
+    return {
+        "choice": choice,
+        "reason": error.reason,
+        "message": error.message,
+        "name": error.name,
+        "call_id": error.call_id,
+        "pointer": error.pointer,
+    }

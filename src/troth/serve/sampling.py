@@ -13,6 +13,7 @@ from typing import Any, Final
 from troth.contracts.sampling import SamplingParams
 from troth.errors import RequestError
 from troth.serve.fields import INT64, Fields, mistyped
+from troth.serve.grammar import Wanted, read_grammar
 from troth.serve.model import ServedModel
 
 MAX_STOPS: Final = 16
@@ -47,6 +48,7 @@ class Wishes:
     stream: bool
     include_usage: bool
     include_progress: bool
+    grammar: Wanted | None = None
 
     def sampling_of(self, choice: int) -> SamplingParams:
         """Sampling of the choice with this index: its own seed, derived from the request's; choice 0 has just that."""
@@ -71,6 +73,7 @@ def read_wishes(fields: Fields, model: ServedModel) -> Wishes:
         stream=fields.flag("stream"),
         include_usage=options.flag("include_usage"),
         include_progress=options.flag("include_progress"),
+        grammar=read_grammar(fields),
     )
     return wishes
 

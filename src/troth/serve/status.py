@@ -15,13 +15,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from troth.contracts.ports import EngineStatus
-from troth.errors import NotReady, TrothError
+from troth.errors import TrothError
 from troth.serve.errors import error_object
 from troth.serve.limits import StreamLimit
 from troth.serve.metrics import CONTENT_TYPE, Metrics
 from troth.serve.model import ModelList, ServedModel
 
 _RETRY: Final = {"retry-after": "2"}
+_WORST_FIRST: Final = ("failed", "unresponsive")
 
 
 class StatusRoutes:
@@ -45,11 +46,12 @@ class StatusRoutes:
 
     async def health(self, request: Request) -> Response:
         """200 when every engine takes requests, else 503 with the state of each."""
-        states = {model.name: _state(model) for model in self._models}
+        models = list(self._models)
+        states = dict(zip((model.name for model in models), await asyncio.gather(*map(_state, models)), strict=True))
         if all(state == "ready" for state in states.values()):
             return _json({"status": "ok"})
-        overall = "failed" if "failed" in states.values() else "loading"
-        return _json({"status": overall, "models": states}, 503, _RETRY)
+        worst = next((state for state in _WORST_FIRST if state in states.values()), "loading")
+        return _json({"status": worst, "models": states}, 503, _RETRY)
 
     async def models(self, request: Request) -> Response:
         """Every model."""
@@ -62,7 +64,7 @@ class StatusRoutes:
     async def status(self, request: Request) -> Response:
         """Engines with their memory plan and what they are doing."""
         engines = [
-            {"model": model.name, **_info(model), "status": status}
+            {"model": model.name, **_info(model, _state_of(status)), "status": status}
             for model, status in zip(self._models, await self._statuses(), strict=True)
         ]
         return _json(
@@ -88,21 +90,24 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
-def _state(model: ServedModel) -> str:
+async def _state(model: ServedModel) -> str:
+    """ready, or what the engine says of itself; an engine that takes requests is not asked, it may be busy."""
     try:
         _ = model.client.info
-    except NotReady:
-        return "loading"
     except TrothError:
-        return "failed"
+        return _state_of(await _status(model))
     return "ready"
 
 
-def _info(model: ServedModel) -> dict[str, Any]:
+def _state_of(status: EngineStatus | dict[str, Any]) -> str:
+    return status.state if isinstance(status, EngineStatus) else str(status["state"])
+
+
+def _info(model: ServedModel, state: str) -> dict[str, Any]:
     try:
         info = model.client.info
     except TrothError as error:
-        return {"state": _state(model), "info": None, **error_object(error)}
+        return {"state": state, "info": None, **error_object(error)}
     plan = info.plan
     totals = {"kv_bytes": plan.kv_bytes, "total_bytes": plan.total_bytes, "fits": plan.fits}
     return {"state": "ready", "info": {**dataclasses.asdict(info), "plan": dataclasses.asdict(plan) | totals}}

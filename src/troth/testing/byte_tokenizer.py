@@ -23,8 +23,8 @@ class ByteTokenizer:
     eos_ids: Final = frozenset({EOS_ID})
     drops_first_space: Final = False
 
-    def encode(self, text: str) -> list[int]:
-        """The bytes of ``text``."""
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The bytes of ``text``; there are no tokens around it, and none that text could spell."""
         return list(text.encode())
 
     def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -53,6 +53,7 @@ class BytePrompt:
     ids: tuple[int, ...]
     boundary: int | None = None
     continues_text: bool = False
+    checkpoint_positions: tuple[int, ...] = ()
 
 
 class BytePrompts:
@@ -73,10 +74,9 @@ class BytePrompts:
         variables: Mapping[str, Any] | None = None,
         continue_final: bool = False,
     ) -> BytePrompt:
-        """Render a conversation. Template variables come first, as ``name=value`` lines."""
-        if tools:
-            raise RequestError("the byte chat format has no tools", param="tools")
-        head = "".join(f"{name}={value}\n" for name, value in (variables or {}).items())
+        """Render a conversation. Template variables come first, as ``name=value`` lines, then the names of tools."""
+        declared = {"tools": " ".join(tool["function"]["name"] for tool in tools)} if tools else {}
+        head = "".join(f"{name}={value}\n" for name, value in [*(variables or {}).items(), *declared.items()])
         text = head + "\n".join(f"{message['role']}: {message['content']}" for message in normalise_messages(messages))
         if continue_final:
             return self._prompt(text, None)

@@ -25,6 +25,7 @@ from troth.contracts.events import (
 )
 from troth.contracts.plan import TokenLogprobs
 from troth.contracts.request import Request
+from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 from troth.testing.byte_tokenizer import EOS_ID, ByteTokenizer
 
 
@@ -35,6 +36,12 @@ class FakeAnswer:
     text: str = "Hello from a fake engine."
     reasoning: str = ""
     """Comes first, as segments of kind ``reasoning``."""
+    calls: tuple[ToolCall, ...] = ()
+    """Accepted calls, after the text; each is streamed in two pieces."""
+    errors: tuple[ToolError, ...] = ()
+    """Proposals that were no calls, after the calls."""
+    unclosed_reasoning: bool = False
+    """What the end says of it."""
     step_tokens: int = 1
     """Tokens emitted per step."""
     chunk_tokens: int = 1 << 30
@@ -66,6 +73,8 @@ def play(answer: FakeAnswer, request: Request, room_tokens: int) -> Iterator[lis
         following = list(itertools.islice(tokens, answer.step_tokens))
         yield writer.segments(step, final=not following)
         last, step = step[-1], following
+    yield _calls(answer)
+    finish = last.finish or "length"
     usage = Usage(
         num_prompt_tokens=total,
         num_completion_tokens=writer.num_emitted,
@@ -73,14 +82,25 @@ def play(answer: FakeAnswer, request: Request, room_tokens: int) -> Iterator[lis
         num_reasoning_tokens=min(writer.num_emitted, len(answer.reasoning.encode())),
     )
     completed = Completed(
-        finish_reason=last.finish or "length",
+        finish_reason="tool_calls" if answer.calls and finish == "stop" else finish,
         usage=usage,
         timings=Timings(prefill_s=prefilled - started, decode_s=time.monotonic() - prefilled),
         seed=request.sampling.seed,
         stop_match=last.stop_match,
         prompt_logprobs=_prompt_logprobs(request),
+        unclosed_reasoning=answer.unclosed_reasoning,
     )
     yield [completed]
+
+
+def _calls(answer: FakeAnswer) -> list[Event]:
+    events: list[Event] = []
+    for call in answer.calls:
+        events.append(ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=call.arguments[:2]))
+        if call.arguments[2:]:
+            events.append(ToolCallDelta(index=call.index, arguments=call.arguments[2:]))
+        events.append(call)
+    return [*events, *answer.errors]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 The next token of a row is a function of every token read through the row's block tables (for window groups,
 of the last ``window`` ones). A wrong block table, a lost block or a block with two owners therefore changes
-the answer, which makes this the strictest test a scheduler can get without tensors.
+the answer, which makes this the strictest test a scheduler can get without tensors. With ``recurrent`` each row
+also has a state, a hash of every token fed since position 0, which checkpoints save and restore.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from troth.contracts.cache_spec import AttentionSpec
-from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, BlockId, Row
+from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, BlockId, CheckpointId, Row
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan, StepResult
 from troth.contracts.request import Request
 from troth.errors import DeviceError
@@ -25,11 +26,14 @@ def expected_answer(
     groups: tuple[AttentionSpec, ...],
     vocab_size: int = 1000,
     answer_length: Callable[[Request], int | None] = lambda request: None,
+    recurrent: bool = False,
 ) -> list[int]:
     """What FakeRunner answers to ``request`` under any scheduler that is right."""
     tokens = list(request.prompt_ids)
     for step in range(max_tokens):
         seen = [tokens[max(0, len(tokens) - (spec.window or len(tokens))) :] for spec in groups]
+        if recurrent:
+            seen.append([_state_after(tokens)])
         token_id = _next_token(request, seen, step, vocab_size, answer_length(request))
         tokens.append(token_id)
         if token_id in request.eos_ids:
@@ -55,6 +59,7 @@ class FakeRunner:
         answer_length: tokens after which a request's answer ends with its lowest EOS id; None: never by
         itself.
         fail_step: step id that raises DeviceError on launch.
+        recurrent: whether answers depend on a state per row, too.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class FakeRunner:
         vocab_size: int = 1000,
         answer_length: Callable[[Request], int | None] = lambda request: None,
         fail_step: int | None = None,
+        recurrent: bool = False,
     ) -> None:
         self.groups = groups
         self.vocab_size = vocab_size
@@ -76,6 +82,10 @@ class FakeRunner:
         self._tables: dict[tuple[Row, int], list[BlockId]] = {}
         self._requests: dict[Row, Request] = {}
         self._last_token: dict[Row, int] = {}
+        self._recurrent = recurrent
+        self._states: dict[Row, tuple[int, int]] = {}
+        """Row -> (tokens fed, hash of them)."""
+        self._checkpoints: dict[CheckpointId, tuple[int, int]] = {}
 
     def launch(self, plan: StepPlan) -> _FakeStep:
         """Write the step's tokens, then read every sampled row's history back through its block tables."""
@@ -93,15 +103,21 @@ class FakeRunner:
             fed = [self._last_token[row] if t == ON_DEVICE else t for t in token_ids]
             for group in range(len(self.groups)):
                 self._write(row, group, start, fed)
+            if self._recurrent:
+                self._feed(row, start, fed)
             if plan.sample_steps[i] == NO_SAMPLE:
                 answers.append([])
                 continue
             seen = [self._read(row, group, start + count) for group in range(len(self.groups))]
+            if self._recurrent:
+                seen.append([self._states[row][1]])
             request = self._requests[row]
             length = self._answer_length(request)
             token_id = _next_token(request, seen, plan.sample_steps[i], self.vocab_size, length)
             self._last_token[row] = token_id
             answers.append([token_id])
+        for copy in plan.saves:
+            self._checkpoints[copy.checkpoint_id] = self._states[copy.row]
         return _FakeStep(StepResult(plan.step_id, answers))
 
     def close(self) -> None:
@@ -116,8 +132,16 @@ class FakeRunner:
             self._requests[admission.row] = admission.request
         for update in plan.block_updates:
             table = self._tables.setdefault((update.row, update.group), [])
-            assert len(table) == update.first_index, f"table of row {update.row} has a gap at {len(table)}"
-            table.extend(update.block_ids)
+            first = update.first_index
+            assert first <= len(table), f"table of row {update.row} has a gap at {len(table)}"
+            table[first : first + len(update.block_ids)] = update.block_ids
+        for copy in plan.restores:
+            self._states[copy.row] = self._checkpoints[copy.checkpoint_id]
+
+    def _feed(self, row: Row, start: int, token_ids: list[int]) -> None:
+        position, state = self._states[row] if start else (0, 0)
+        assert position == start, f"row {row} is fed position {start}, its state is after {position} tokens"
+        self._states[row] = (position + len(token_ids), _state_after(token_ids, state))
 
     def _write(self, row: Row, group: int, start: int, token_ids: list[int]) -> None:
         table = self._tables[row, group]
@@ -134,6 +158,12 @@ class FakeRunner:
             assert block_id != NO_BLOCK, f"row {row} reads a block of group {group} that was never given"
             seen.append(self._slots[group][block_id * BLOCK_TOKENS + position % BLOCK_TOKENS])
         return seen
+
+
+def _state_after(token_ids: list[int], state: int = 0) -> int:
+    for token_id in token_ids:
+        state = zlib.crc32(token_id.to_bytes(4, "little"), state)
+    return state
 
 
 def _next_token(request: Request, seen: list[list[int]], step: int, vocab_size: int, length: int | None) -> int:

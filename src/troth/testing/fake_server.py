@@ -15,20 +15,39 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Self, TypeVar
 
 from troth.config.options import ServeOptions
+from troth.contracts.capabilities import TemplateCapabilities
 from troth.contracts.ports import EngineClient
 from troth.serve.app import create_app
 from troth.serve.listen import bind, server_for
 from troth.serve.model import ServedModel
 from troth.testing.byte_tokenizer import BytePrompts, ByteTokenizer
 from troth.testing.fake_engine import FakeEngine
+from troth.text.call_pattern import CallPattern
+from troth.text.grammar import GrammarCompiler
 
 _START_S: Final = 30.0
 _Result = TypeVar("_Result")
 
 
-def byte_model(client: EngineClient, *, name: str = "fake", prompts: BytePrompts | None = None) -> ServedModel:
+def byte_model(
+    client: EngineClient,
+    *,
+    name: str = "fake",
+    prompts: BytePrompts | None = None,
+    capabilities: TemplateCapabilities | None = None,
+    calls: CallPattern | None = None,
+) -> ServedModel:
     """A served model over any engine that speaks bytes."""
-    return ServedModel(name=name, client=client, prompts=prompts or BytePrompts(), tokenizer=ByteTokenizer(), created=0)
+    return ServedModel(
+        name=name,
+        client=client,
+        prompts=prompts or BytePrompts(),
+        tokenizer=ByteTokenizer(),
+        grammars=GrammarCompiler(ByteTokenizer(), ByteTokenizer.vocab_size),
+        capabilities=capabilities or TemplateCapabilities(),
+        calls=calls,
+        created=0,
+    )
 
 
 class FakeServer:

@@ -13,10 +13,11 @@ from typing import Any, Final
 from jinja2.exceptions import TemplateError
 
 from troth.errors import ModelLoadError, RequestError
-from troth.text.template_budget import MAX_STEPS, STEPS_PER_CHARACTER, STEPS_PER_MESSAGE
+from troth.text.template_budget import MAX_STEPS, STEPS_PER_CHARACTER, STEPS_PER_MESSAGE, TooMuchWork
 from troth.text.template_sandbox import Refused, TemplateEnvironment
 
 MAX_SOURCE_BYTES: Final = 2**20
+MAX_TIME_PATTERN: Final = 256
 
 # What a template's own code can raise beside Jinja's errors: wrong types, missing keys, numbers, depth, size.
 _TEMPLATE_FAULTS: Final = (
@@ -60,9 +61,10 @@ class ChatTemplate:
         if num_bytes > MAX_SOURCE_BYTES:
             raise ModelLoadError(f"has {num_bytes} bytes; {MAX_SOURCE_BYTES} are allowed", path=path)
         self.source: Final = source
+        self.now: Final = now
         self._max_steps = max_steps
         self._environment = TemplateEnvironment()
-        self._environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+        self._environment.globals["strftime_now"] = lambda pattern: _time_text(now(), pattern)
         named = {"bos_token": bos_token, "eos_token": eos_token}
         self._environment.globals.update({name: text for name, text in named.items() if text is not None})
         try:
@@ -80,6 +82,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        max_steps: int | None = None,
     ) -> str:
         """The prompt text of a conversation.
 
@@ -88,6 +91,7 @@ class ChatTemplate:
             tools: Tool declarations as plain JSON; None leaves ``tools`` undefined.
             add_generation_prompt: End with the opening of the assistant's turn.
             variables: Further names for the template, such as ``enable_thinking``. They do not replace the above.
+            max_steps: Another budget than the template's own.
 
         Raises:
             RequestError: the template refused the conversation, failed on it, or did too much work.
@@ -100,7 +104,7 @@ class ChatTemplate:
         if tools is not None:
             values["tools"] = tools
         num_steps = (
-            self._max_steps
+            (self._max_steps if max_steps is None else max_steps)
             + STEPS_PER_MESSAGE * len(messages)
             + STEPS_PER_CHARACTER * _num_characters([messages, tools])
         )
@@ -113,6 +117,12 @@ class ChatTemplate:
             raise RequestError(
                 f"the chat template failed on this conversation: {_explain(error)}", param="messages"
             ) from error
+
+
+def _time_text(moment: datetime, pattern: str) -> str:
+    if len(pattern) > MAX_TIME_PATTERN:
+        raise TooMuchWork(f"strftime_now takes {MAX_TIME_PATTERN} characters, not {len(pattern)}")
+    return moment.strftime(pattern)
 
 
 def _num_characters(value: object) -> int:

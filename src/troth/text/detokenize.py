@@ -21,6 +21,9 @@ class TokenBytes(Protocol):
     def shown_bytes(self, token_id: int, skip_special: bool) -> bytes:
         """The bytes a reader sees of one id."""
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether one id is a control token."""
+
 
 class Detokenizer:
     """Turns the ids of one answer into text as they come.

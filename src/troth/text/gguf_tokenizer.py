@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from troth.text.gguf_vocabulary import GgufVocabulary, TokenKind
 from troth.text.pretokenizers import PRETOKENIZERS
@@ -24,6 +24,10 @@ from troth.text.vocabulary import (
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Encoder
+
+
+MAX_SPLIT_CHARACTERS: Final = 2**28
+"""Characters in all splits of all tokens; Gemma 3's 262,144 tokens come to 11 million."""
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], path: str = "", *, template: str | None = None) -> Tokenizer:
@@ -65,8 +69,14 @@ def merges_from_scores(tokens: list[str], kinds: list[int], scores: list[float])
     same pair; were another of its splits adjacent too, it would have to be that pair as well. Different tokens of
     equal score keep the order of their ids, where SentencePiece would take the leftmost; trained vocabularies only
     have such ties between runs of spaces.
+
+    Raises:
+        ValueError: tokens so long that their splits alone would take minutes and gigabytes.
     """
-    normal = (token_id for token_id, kind in enumerate(kinds) if kind == TokenKind.NORMAL)
+    normal = [token_id for token_id, kind in enumerate(kinds) if kind == TokenKind.NORMAL]
+    num_characters = sum(len(tokens[token_id]) ** 2 for token_id in normal)
+    if num_characters > MAX_SPLIT_CHARACTERS:
+        raise ValueError(f"splitting its tokens takes {num_characters} characters; {MAX_SPLIT_CHARACTERS} are allowed")
     ordered = [tokens[token_id] for token_id in sorted(normal, key=scores.__getitem__, reverse=True)]
     parts = set(ordered)
     return [
@@ -95,7 +105,10 @@ def _scored(own: GgufVocabulary, template: str | None) -> Tokenizer:
     if own.flag("remove_extra_whitespaces", False):
         raise own.error("true is not supported", "remove_extra_whitespaces")
     space_prefix = own.flag("add_space_prefix", True)
-    merges = merges_from_scores(own.tokens, own.kinds, own.scores())
+    try:
+        merges = merges_from_scores(own.tokens, own.kinds, own.scores())
+    except ValueError as error:
+        raise own.error(str(error), "tokens") from None
     encoder = _sentencepiece(own, merges, space_prefix=space_prefix)
     # The ids that a file of this model means when it names none.
     named = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}

@@ -35,6 +35,7 @@ _MEDIA_PARTS: Final = frozenset(
         "document",
     }
 )
+_THINKING_PART: Final = "thinking"
 _REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -42,8 +43,8 @@ def normalise_messages(messages: object) -> list[dict[str, Any]]:
     """Checked copies of chat messages.
 
     Each has ``role`` and a string ``content`` (text parts joined by newlines; null, as beside tool calls, becomes
-    empty), and where given ``name``, ``tool_calls``, ``tool_call_id`` and ``reasoning_content``. Null means absent;
-    other fields are dropped.
+    empty), and where given ``name``, ``tool_calls``, ``tool_call_id`` and ``reasoning_content`` (under any of its
+    names, or as content parts of type thinking). Null means absent; other fields are dropped.
 
     Raises:
         RequestError: an empty list, an unknown role, a wrong type or a part that is not text; ``param`` names the
@@ -65,8 +66,12 @@ def _normalise(message: object, place: str) -> dict[str, Any]:
         known = ", ".join(_ROLES)
         raise RequestError(f"{place}.role is {given!r}; it must be one of {known}", param=f"{place}.role")
     calls = message.get("tool_calls")
+    content, thoughts = message.get("content"), None
+    if role == "assistant" and isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
+        content, thoughts = _without_thoughts(content, f"{place}.content")
     reasoning = _reasoning(message, place)
-    content = _text(message.get("content"), f"{place}.content")
+    reasoning = thoughts if reasoning is None else reasoning
+    content = _text(content, f"{place}.content")
     if content is None and role != "assistant":
         raise RequestError(f"{place}.content is missing; a {given} message needs text", param=f"{place}.content")
     normal: dict[str, Any] = {"role": role, "content": content or ""}
@@ -85,6 +90,18 @@ def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
         if message.get(name) is not None:
             return _string(message[name], f"{place}.{name}")
     return None
+
+
+def _without_thoughts(parts: Sequence[object], place: str) -> tuple[list[object], str | None]:
+    """The parts of an answer that are not reasoning, and the reasoning: some clients keep it among the content."""
+    rest: list[object] = []
+    thoughts = []
+    for index, part in enumerate(parts):
+        if isinstance(part, Mapping) and part.get("type") == _THINKING_PART:
+            thoughts.append(_string(part.get(_THINKING_PART), f"{place}[{index}].{_THINKING_PART}"))
+        else:
+            rest.append(part)
+    return rest, "\n".join(thoughts) if thoughts else None
 
 
 def _text(content: object, place: str) -> str | None:

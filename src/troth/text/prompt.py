@@ -1,16 +1,20 @@
 """Owns the way from a chat, a text or ids to a prompt: rendered, encoded, with its BOS and its boundary.
 
-Knows no sampling and no engine. Read next: ``messages.py``, ``chat_template.py``, ``tokenizer.py``.
+Knows no sampling and no engine. Read next: ``messages.py``, ``chat_renderer.py``, ``tokenizer.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Final
 
 from troth.errors import CapabilityUnavailable, ContextExceeded, RequestError
+from troth.text.chat_renderer import ChatRenderer
 from troth.text.chat_template import ChatTemplate
+from troth.text.control_text import ControlGuard, without_marks
 from troth.text.messages import normalise_messages
 from troth.text.tokenizer import Tokenizer
 
@@ -30,15 +34,23 @@ class Prompt:
     """Number of ids before the generation prompt: the conversation so far, which the next turn begins with too."""
     continues_text: bool = False
     """Whether the answer goes on in the middle of a text, so that a space at its start is part of it."""
+    checkpoint_positions: tuple[int, ...] = ()
+    """Numbers of ids after which other conversations may differ: the end of system prompt and tools."""
 
 
 class PromptBuilder:
     """Builds prompts for one model. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, *, context_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatRenderer | ChatTemplate | None, *, context_tokens: int
+    ) -> None:
+        """``template`` alone is read in the form most take; a renderer knows the model's own."""
         self._tokenizer = tokenizer
-        self._template = template
+        self._template = ChatRenderer(template) if isinstance(template, ChatTemplate) else template
+        self._guard = ControlGuard(tokenizer.control_texts if template is not None else ())
         self._context_tokens = context_tokens
+        # Conversations with one system prompt come in numbers, and it may be most of each.
+        self._encode_opening = lru_cache(maxsize=8)(lambda text: self._encode(text, "").ids if text else ())
 
     def chat(
         self,
@@ -66,6 +78,8 @@ class PromptBuilder:
             )
         normal = normalise_messages(messages)
         self._refuse_huge(normal)
+        # What people and tools say never becomes a control id, whatever it spells.
+        normal, tools, variables = self._guard.mark(normal), self._guard.mark(tools), self._guard.mark(variables)
         if continue_final:
             text = self._render_open(self._template, normal, tools, variables)
             history = normal[:-1]
@@ -73,7 +87,9 @@ class PromptBuilder:
             text = self._template.render(normal, tools=tools, variables=variables)
             history = normal
         prompt = self._encode(text, self._render_history(self._template, history, tools, variables))
-        return replace(prompt, continues_text=True) if continue_final else prompt
+        opening = self._encode_opening(self._render_opening(self._template, normal, tools, variables))
+        num_shared = _num_common(opening, prompt.ids)
+        return replace(prompt, continues_text=continue_final, checkpoint_positions=(num_shared,) if num_shared else ())
 
     def completion(self, text: str) -> Prompt:
         """The prompt of a plain text to be continued.
@@ -133,7 +149,7 @@ class PromptBuilder:
 
     def _render_open(
         self,
-        template: ChatTemplate,
+        template: ChatRenderer,
         messages: list[dict[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
@@ -152,7 +168,7 @@ class PromptBuilder:
 
     def _render_history(
         self,
-        template: ChatTemplate,
+        template: ChatRenderer,
         messages: list[dict[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
@@ -165,15 +181,29 @@ class PromptBuilder:
         except RequestError:
             return ""  # some templates refuse half a conversation; the whole one did render
 
+    def _render_opening(
+        self,
+        template: ChatRenderer,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        """System prompt and tools, up to what the first user would say; empty when there are neither."""
+        system = list(takewhile(lambda message: message["role"] == "system", messages))
+        if not system and not tools:
+            return ""
+        text = self._render_history(template, [*system, {"role": "user", "content": _CUT}], tools, variables)
+        return text[: max(0, text.find(_CUT))]
+
     def _encode(self, text: str, before: str) -> Prompt:
         """Encode a rendered chat, of which ``before`` is the part without the opening of the assistant's turn."""
         tokenizer = self._tokenizer
         self._require_room([text], "messages")
-        ids, boundary = tokenizer.encode_split(text, len(before), param="messages")
+        ids, boundary = tokenizer.encode_guarded(text, len(before))
         if not before or not text.startswith(before):
             boundary = None
         elif boundary is None:
-            own = tokenizer.encode(before, add_special=False, param="messages")
+            own, _ = tokenizer.encode_guarded(before, len(before))
             boundary = len(own) if len(own) < len(ids) and ids[: len(own)] == own else None
         bos = tokenizer.bos_id
         if tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
@@ -181,7 +211,7 @@ class PromptBuilder:
         else:
             repeated = self._num_bos_repeated(ids)
             ids, boundary = ids[repeated:], None if boundary is None else boundary - repeated
-        return Prompt(text, tuple(ids), boundary)
+        return Prompt(without_marks(text), tuple(ids), boundary)
 
     def _num_bos_repeated(self, ids: Sequence[int]) -> int:
         """How many leading BOS ids are too many: a template or a text may bring one beside the model's own."""
@@ -191,3 +221,8 @@ class PromptBuilder:
         while ids[count : count + 2] == [self._tokenizer.bos_id] * 2:
             count += 1
         return count
+
+
+def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many ids two sequences begin with alike."""
+    return next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

@@ -63,6 +63,9 @@ class Budget:
 
     def pay_for(self, value: object, *, deep: bool = True) -> None:
         """Spend what reading ``value`` costs; ``deep`` also what is inside it, before anyone turns it into text."""
+        if type(value) is str:  # most are
+            self.pay(LOOK_STEPS + (len(value) >> BYTES_PER_STEP_LOG2))
+            return
         waiting = [value]
         while waiting:
             item = waiting.pop()

@@ -47,6 +47,11 @@ _DEEP_TESTS: Final = frozenset(
 # No template in use needs these, and each costs more than its input's size or is not deterministic.
 _WITHHELD_FILTERS: Final = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
 _WITHHELD_METHODS: Final = frozenset({"maketrans", "translate"})
+_OWN_LIST_METHODS: Final = frozenset({"append", "pop"})
+
+
+class _OwnList(list[Any]):
+    """A list that the template wrote itself: it may grow and shrink it, as some do. What it was given it may not."""
 
 
 class Refused(TemplateError):
@@ -87,7 +92,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         tests: dict[str, Any] = dict(self.tests)
         self.filters = {name: self._metered(name, f, deep=name not in _SHALLOW_FILTERS) for name, f in filters.items()}
         self.tests = {name: self._metered(name, f, deep=name in _DEEP_TESTS) for name, f in tests.items()}
-        self.filters |= {"_turn": _turn, "_weigh": _weigh}
+        self.filters |= {"_turn": _turn, "_weigh": _weigh, "_own": _OwnList}
 
     def concat(self, pieces: Iterable[str]) -> str:
         """Join what a template or a block of it has written."""
@@ -116,6 +121,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """As the sandbox says, less the string methods whose result no input bounds."""
+        if type(obj) is _OwnList and attr in _OWN_LIST_METHODS:
+            return True
         return attr not in _WITHHELD_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -204,25 +211,43 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 class _Metering(NodeTransformer):
     """Puts the meter into a parsed template: at each turn of a loop or macro, and on what grows or compares."""
 
+    def __init__(self) -> None:
+        self._num_nodes = 0
+
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        """Count nodes on the way: what a body costs each time."""
+        self._num_nodes += 1
+        return super().visit(node, *args, **kwargs)
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
+        """Mark a list as the template's own."""
+        self.generic_visit(node)
+        return _filtered(node, "_own")
+
     def visit_For(self, node: nodes.For) -> nodes.For:
         """Pay per iteration, also for items that the loop's own condition drops."""
-        self.generic_visit(node)
-        node.body.insert(0, _turn_statement(node.body, ITERATION_STEPS))
+        num_nodes = self._visit_counting(node)
+        node.body.insert(0, _turn_statement(ITERATION_STEPS + num_nodes))
         if node.test is not None:
             node.test = nodes.And(_filtered(nodes.Const(ITERATION_STEPS), "_turn"), node.test)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
         """Pay per call."""
-        self.generic_visit(node)
-        node.body.insert(0, _turn_statement(node.body, MACRO_STEPS))
+        num_nodes = self._visit_counting(node)
+        node.body.insert(0, _turn_statement(MACRO_STEPS + num_nodes))
         return node
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
         """Pay per call."""
-        self.generic_visit(node)
-        node.body.insert(0, _turn_statement(node.body, MACRO_STEPS))
+        num_nodes = self._visit_counting(node)
+        node.body.insert(0, _turn_statement(MACRO_STEPS + num_nodes))
         return node
+
+    def _visit_counting(self, node: nodes.Node) -> int:
+        before = self._num_nodes
+        self.generic_visit(node)
+        return self._num_nodes - before
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         """Pay for both sides."""
@@ -248,9 +273,8 @@ def _filtered(value: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(value, name, [], [], None, None)
 
 
-def _turn_statement(body: list[nodes.Node], num_steps: int) -> nodes.ExprStmt:
-    num_nodes = sum(1 for node in body for _ in node.find_all(nodes.Node))
-    return nodes.ExprStmt(_filtered(nodes.Const(num_steps + num_nodes), "_turn"))
+def _turn_statement(num_steps: int) -> nodes.ExprStmt:
+    return nodes.ExprStmt(_filtered(nodes.Const(num_steps), "_turn"))
 
 
 @pass_context

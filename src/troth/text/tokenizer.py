@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from troth.errors import RequestError
+from troth.text.control_text import MARKS, without_marks
 from troth.text.vocabulary import WORD_MARK, Vocabulary
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _PROBE: Final = (
     + "".join(map(chr, (0x10400, 0x40000, 0x80000, 0xC0000, 0x100000)))
     + "e\u0301 a  b   c\n\n\t\t A \n "
 )
+# Stands before a text that continues another; an added token of the encoder without control tokens, and of no model.
+_FENCE: Final = "\ue0c9\ue0ab\ue0c9"
 # Canonical composition shrinks text at most threefold (Hangul: three jamo of three bytes become one syllable).
 _NFC_SHRINK: Final = 3
 
@@ -107,8 +110,8 @@ class Tokenizer:
         """
         require_unicode(text, param)
         if parse_special:
-            return list(self._encoder.encode(text, add_special_tokens=add_special).ids)
-        encoding = self._plain_encoder().encode(text, add_special_tokens=add_special)
+            return list(_encoded(self._encoder, text, add_special, param).ids)
+        encoding = _encoded(self._plain_encoder(), text, add_special, param)
         ids = list(encoding.ids)
         for token_id, around in zip(ids, encoding.special_tokens_mask, strict=True):
             if token_id in self._control_ids and not around:
@@ -127,7 +130,7 @@ class Tokenizer:
         else happens to it, and a cut at the end of the left part cannot change which of them match before it.
         """
         require_unicode(text, param)
-        encoding: Encoding = self._encoder.encode(text, add_special_tokens=False)
+        encoding = _encoded(self._encoder, text, False, param)
         ids = list(encoding.ids)
         index = encoding.char_to_token(cut)
         if index is None:
@@ -135,6 +138,49 @@ class Tokenizer:
         span = encoding.token_to_chars(index)
         exact = ids[index] in self._cut_ids and span is not None and span[0] == cut
         return ids, index if exact else None
+
+    def encode_guarded(self, text: str, cut: int, *, param: str = "messages") -> tuple[list[int], int | None]:
+        """As ``encode_split``, of a text with marks (``control_text.py``): no control token is read where one is.
+
+        The text between two control tokens is encoded without regard to what it spells when there is a mark in it.
+
+        Raises:
+            RequestError: half a surrogate pair, or a control token that this vocabulary spells as itself.
+        """
+        if MARKS.search(text) is None:
+            return self.encode_split(text, cut, param=param)
+        require_unicode(text, param)
+        encoding = _encoded(self._encoder, text, False, param)
+        ids: list[int] = []
+        gap: list[int] = []
+        boundary, start = None, 0
+        for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id not in self._control_ids:
+                gap.append(token_id)
+                continue
+            ids += self._unguarded(text[start:first], gap, at_start=start == 0, param=param)
+            if first == cut and token_id in self._cut_ids:
+                boundary = len(ids)
+            ids.append(token_id)
+            gap, start = [], last
+        ids += self._unguarded(text[start:], gap, at_start=start == 0, param=param)
+        return ids, boundary
+
+    def _unguarded(self, text: str, ids: list[int], *, at_start: bool, param: str) -> list[int]:
+        """The ids of what stands between two control tokens; ``ids`` themselves when nothing there is marked."""
+        spelled = without_marks(text)
+        if spelled == text:
+            return ids
+        if at_start or _FENCE in spelled:
+            return self.encode(spelled, add_special=False, parse_special=False, param=param)
+        # Behind a token, so that no space is put before the text as at the start of a prompt.
+        return self.encode(_FENCE + spelled, add_special=False, parse_special=False, param=param)[1:]
+
+    @cached_property
+    def control_texts(self) -> frozenset[str]:
+        """How this vocabulary spells its control tokens."""
+        texts = (self._vocabulary.bytes_of(token_id).decode("utf-8", "replace") for token_id in self._control_ids)
+        return frozenset(texts) - {""}
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str:
         """The text of ``ids``.
@@ -211,6 +257,18 @@ class Tokenizer:
             return self._plain
 
 
+def _encoded(encoder: Encoder, text: str, add_special: bool, param: str) -> Encoding:
+    """``encoder.encode``. Raises RequestError where the library gives up on a text: a pattern of the model's own may
+    backtrack without end. It panics then, with an exception that derives from BaseException alone.
+    """
+    try:
+        return encoder.encode(text, add_special_tokens=add_special)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(f"this model's tokenizer cannot read {param}: {error}", param=param) from None
+
+
 def _cut_ids(added: Mapping[int, AddedToken]) -> frozenset[int]:
     """The added tokens at which a text can be cut without looking at what stands before them."""
     if any(token.single_word for token in added.values()):
@@ -219,6 +277,7 @@ def _cut_ids(added: Mapping[int, AddedToken]) -> frozenset[int]:
 
 
 def _without_control_tokens(encoder: Encoder) -> Encoder:
+    from tokenizers import AddedToken
     from tokenizers import Tokenizer as Encoder
 
     plain = Encoder(encoder.model)
@@ -229,5 +288,6 @@ def _without_control_tokens(encoder: Encoder) -> Encoder:
     tokens = sorted(encoder.get_added_tokens_decoder().items())
     for special, run in groupby((token for _, token in tokens), key=lambda token: token.special):
         (plain.add_special_tokens if special else plain.add_tokens)(list(run))
+    plain.add_tokens([AddedToken(_FENCE, normalized=False, special=False)])
     plain.encode_special_tokens = True
     return plain

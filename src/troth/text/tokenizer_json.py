@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from troth.errors import ModelLoadError
 from troth.text.tokenizer import Tokenizer
@@ -25,6 +25,8 @@ from troth.text.vocabulary import (
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Encoder
 
+MAX_IDS: Final = 2**24
+"""Every id is looked at; the largest vocabularies in use have 2**18."""
 _FILE = "tokenizer.json"
 
 
@@ -85,6 +87,8 @@ def tokenizer_from_json(
     to_bytes, drops_first_space = _decoding(encoder, path)
     added = encoder.get_added_tokens_decoder()
     num_ids = max(encoder.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if not 1 <= num_ids <= MAX_IDS:
+        raise ModelLoadError(f"has ids up to {num_ids - 1}; 0 to {MAX_IDS - 1} are possible", path=path, field="model")
     bos, eos, unknown = (encoder.token_to_id(_content(names, name)) for name in ("bos_token", "eos_token", "unk_token"))
     control = {entry.content: token_id for token_id, entry in added.items() if entry.special}
     declared = [*(eos_ids or ()), *([] if eos is None else [eos])]

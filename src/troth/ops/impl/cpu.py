@@ -40,6 +40,8 @@ FORMATS: Final = {
 INTERFACE: Final = 2
 """Which extension these modules speak to; ``csrc/module.cpp`` says which one it is."""
 DENSE_FORMATS: Final = {torch.float32: 8, torch.float16: 9, torch.bfloat16: 10}
+PACKED_GROWTH: Final = 1.03
+"""Largest size of a packed weight over that in the file: the K formats' six-bit scales take a byte each."""
 KV_TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 SEGMENT_KEYS: Final = 256
 TILE_QUERIES: Final = 24

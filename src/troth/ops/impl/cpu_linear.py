@@ -1,7 +1,7 @@
 """Linear layers and embeddings on the CPU: quantised rows are laid out anew at load, plain numbers stay as they are.
 
 Quantised rows go side by side in groups of 16 (``csrc/packed.h``): the same bits in an order that a processor reads at
-memory speed. Numbers are used where the file is mapped. docs/adr/0007 says why there is no file of packed weights.
+memory speed. Numbers are used where the file is mapped. docs/adr/0008 says why there is no file of packed weights.
 """
 
 from __future__ import annotations

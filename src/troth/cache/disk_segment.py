@@ -1,0 +1,120 @@
+"""One file of the disk tier: tensors of consecutive blocks, named after its own content.
+
+Refuses to know what is worth keeping (``disk_tier.py``). A file is safetensors; its name is the SHA-256 of its bytes,
+so that a damaged one betrays itself, and its header lists the blocks it holds, so that nothing else has to be believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, Literal
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+SegmentKind = Literal["blocks", "state"]
+"""Keys and values of blocks, or the recurrent state at the end of one."""
+
+_FORMAT: Final = "troth-cache-1"
+SUFFIX: Final = ".safetensors"
+_NAME_BYTES: Final = 32
+_MAX_HEADER_BYTES: Final = 2**24
+
+
+class DamagedSegment(Exception):
+    """A file is missing, cut, changed, or not what its name says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What a file holds."""
+
+    kind: SegmentKind
+    namespace: str
+    names: tuple[bytes, ...]
+    """Of its blocks, in order; of a state, the one block it follows."""
+    tensors: dict[str, Tensor]
+    """First dimension: blocks."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def write_segment(segment: Segment, folder: Path, scratch: Path) -> tuple[str, int]:
+    """Write a file under ``folder`` by way of ``scratch``, on the same disk: it appears whole or not at all.
+
+    Returns:
+        Its name relative to ``folder``, and its bytes.
+
+    Raises:
+        OSError: the disk is full or read-only.
+    """
+    names = b"".join(segment.names).hex()
+    metadata = {"format": _FORMAT, "kind": segment.kind, "namespace": segment.namespace, "names": names}
+    content = save(segment.tensors, metadata)
+    digest = sha256(content).hexdigest()
+    file = f"{digest[:2]}/{digest}{SUFFIX}"
+    path, unfinished = folder / file, scratch / digest
+    path.parent.mkdir(exist_ok=True)
+    try:
+        unfinished.write_bytes(content)
+        os.replace(unfinished, path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return file, len(content)
+
+
+def read_segment(folder: Path, file: str) -> Segment:
+    """Read a file and prove that it is what was written.
+
+    Raises:
+        DamagedSegment: it is not.
+    """
+    try:
+        content = (folder / file).read_bytes()
+    except OSError as error:
+        raise DamagedSegment(f"{file}: {error}") from error
+    if sha256(content).hexdigest() != Path(file).stem:
+        raise DamagedSegment(f"{file}: its content has another digest than its name")
+    header = _metadata(content, file)
+    return Segment(
+        kind=header.kind,
+        namespace=header.namespace,
+        names=header.names,
+        tensors=load(content),
+    )
+
+
+def describe_segment(folder: Path, file: str) -> Segment:
+    """What a file says of itself, its tensors left out and its digest not checked.
+
+    Raises:
+        DamagedSegment: it says nothing that can be read.
+    """
+    try:
+        with open(folder / file, "rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            content = length.to_bytes(8, "little") + opened.read(min(length, _MAX_HEADER_BYTES))
+    except OSError as error:
+        raise DamagedSegment(f"{file}: {error}") from error
+    return _metadata(content, file)
+
+
+def _metadata(content: bytes, file: str) -> Segment:
+    length = int.from_bytes(content[:8], "little")
+    try:
+        metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+        kind, namespace, names = metadata["kind"], metadata["namespace"], bytes.fromhex(metadata["names"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedSegment(f"{file}: its header cannot be read") from error
+    if metadata.get("format") != _FORMAT or kind not in ("blocks", "state") or len(names) % _NAME_BYTES or not names:
+        raise DamagedSegment(f"{file}: not a file of this cache")
+    split = tuple(names[at : at + _NAME_BYTES] for at in range(0, len(names), _NAME_BYTES))
+    return Segment(kind=kind, namespace=str(namespace), names=split, tensors={})

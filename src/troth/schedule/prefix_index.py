@@ -1,0 +1,455 @@
+"""Which tokens' state the caches still hold: a tree of whole blocks, found again by comparing tokens.
+
+Refuses to know rows and steps (``row_prefix.py``, ``scheduler.py``) and bytes of tensors (``cache/``). Integers only.
+
+    root of a namespace - [16 tokens] - [16 tokens] - [16 tokens]        a node: its block of each attention group,
+                                     `- [16 tokens]                      perhaps a checkpoint of the recurrent state
+
+Ownership: the index lists blocks in their pools (``BlockPool.remember``) and owns the checkpoints it was given. A row
+holds references of its own to every block it uses, and one lease on the deepest node it has reached. Cached blocks are
+free memory that still remembers: nothing is evicted before somebody needs the room.
+
+| layers | a prefix can be used up to a node that | under pressure |
+|---|---|---|
+| attention | has its block, as all its ancestors have | leaves go, used longest ago first |
+| sliding window | has the blocks inside the window before its end | blocks go anywhere, at the ends of turns last |
+| recurrent | has a checkpoint | checkpoints go anywhere, at the ends of turns last |
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from troth.contracts.cache_spec import AttentionSpec
+from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, BlockId, CheckpointId
+from troth.contracts.prefix_cache import PrefixCacheStatus, PrefixOutcome
+from troth.schedule.block_pool import BlockPool
+from troth.schedule.block_table import BlockTable
+from troth.schedule.checkpoint_pool import CheckpointPool
+from troth.schedule.prefix_node import EvictionOrder, LeafOrder, PrefixNode, TokenBlock
+from troth.schedule.prefix_windows import PrefixWindows
+
+
+@dataclass(slots=True)
+class PrefixMatch:
+    """What the index knows of some tokens."""
+
+    usable: PrefixNode | None
+    """Where the longest usable prefix ends; None or a root: nothing is usable."""
+    deepest: PrefixNode | None
+    """Up to where the tokens agree; looking again may start here."""
+    outcome: PrefixOutcome
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that need not be computed."""
+        return 0 if self.usable is None else self.usable.depth * BLOCK_TOKENS
+
+
+@dataclass(slots=True)
+class PrefixPlace:
+    """How far one row has come in the tree; holds one lease on ``node``."""
+
+    node: PrefixNode
+    first_written: PrefixNode | None = None
+    """The first node that holds anything this row computed."""
+
+
+class PrefixIndex:
+    """The prompt cache of one engine. Not thread-safe: the scheduler calls it.
+
+    Args:
+        groups: attention groups, in order.
+        pools: their blocks, shared with the scheduler.
+        checkpoints: where recurrent states can be saved; None: the model keeps none.
+        checkpoint_bytes: of one checkpoint.
+    """
+
+    def __init__(
+        self,
+        groups: tuple[AttentionSpec, ...],
+        pools: tuple[BlockPool, ...],
+        checkpoints: CheckpointPool | None = None,
+        checkpoint_bytes: int = 0,
+    ) -> None:
+        self.checkpoints = checkpoints
+        self._groups = groups
+        self._pools = pools
+        self._checkpoint_bytes = checkpoint_bytes
+        self._windows = PrefixWindows(groups, pools)
+        self._has_windows = bool(self._windows)
+        self._checkpoint_order = EvictionOrder()
+        self._roots: dict[str, PrefixNode] = {}
+        self._leaves = LeafOrder()
+        self._clock = 0
+        self._num_hit_tokens = 0
+        self._outcomes: Counter[PrefixOutcome] = Counter()
+        self._refused_tokens: Counter[PrefixOutcome] = Counter()
+        self._num_evicted_blocks = 0
+        self._num_evicted_checkpoints = 0
+
+    @property
+    def keeps_ends(self) -> bool:
+        """Whether it matters where others may come back: attention over everything before can stop at any block."""
+        return self._has_windows or self.checkpoints is not None
+
+    # Looking up
+
+    def match(self, namespace: str, token_ids: Sequence[int], start: PrefixNode | None = None) -> PrefixMatch:
+        """The longest usable prefix of ``token_ids``, never all of them. Changes nothing.
+
+        Args:
+            namespace: requests of different ones share nothing.
+            token_ids: at least one.
+            start: ``deepest`` of an earlier match of the same tokens, or of fewer: not compared again.
+        """
+        node = start if start is not None and start.alive else self._roots.get(namespace)
+        if node is None:
+            return PrefixMatch(None, None, "miss")
+        last = (len(token_ids) - 1) // BLOCK_TOKENS
+        while (depth := node.depth) < last:
+            at = depth * BLOCK_TOKENS
+            child = node.children.get(tuple(token_ids[at : at + BLOCK_TOKENS]))
+            if child is None:
+                break
+            node = child
+        usable, reason = self._deepest_usable(node)
+        if node.parent is None:
+            reason = "miss"
+        return PrefixMatch(usable, node, reason)
+
+    def take(self, match: PrefixMatch, namespace: str, tables: Sequence[BlockTable]) -> PrefixPlace:
+        """Give a row the prefix: its tables, empty so far, take references to the blocks, the place takes a lease."""
+        node = match.usable or self._root(namespace)
+        node.leases += 1
+        for group, table in enumerate(tables):
+            table.adopt(self._blocks_before(node, group))
+        return PrefixPlace(node)
+
+    def give_back(self, place: PrefixPlace, tables: Sequence[BlockTable]) -> None:
+        """Undo ``take``: nothing was used after all, so nothing counts as used."""
+        for table in tables:
+            table.clear()
+        place.node.leases -= 1
+        self._settle(place.node)
+
+    def accept(self, match: PrefixMatch) -> None:
+        """The row starts from what it took: recency and counters move."""
+        self.count(match.outcome)
+        node, deepest = match.usable, match.deepest
+        if deepest is not None and deepest.depth * BLOCK_TOKENS > match.num_tokens:
+            self._refused_tokens[match.outcome] += deepest.depth * BLOCK_TOKENS - match.num_tokens
+        if node is None or node.parent is None:
+            return
+        self._num_hit_tokens += match.num_tokens
+        self._touch(node)
+
+    def count(self, outcome: PrefixOutcome) -> None:
+        """Note what an admission got."""
+        self._outcomes[outcome] += 1
+
+    # Publishing
+
+    def extend(
+        self, place: PrefixPlace, token_ids: Sequence[int], num_tokens: int, tables: Sequence[BlockTable]
+    ) -> list[tuple[int, int, BlockId]]:
+        """List the row's whole blocks up to ``num_tokens`` committed tokens.
+
+        A block that is known already is swapped for the known one, so that equal tokens are held once.
+
+        Returns:
+            (group, index, block id) of each table entry that changed.
+        """
+        node = place.node
+        swaps: list[tuple[int, int, BlockId]] = []
+        if not node.alive:
+            return swaps
+        node.leases -= 1
+        for depth in range(node.depth, num_tokens // BLOCK_TOKENS):
+            at = depth * BLOCK_TOKENS
+            key = tuple(token_ids[at : at + BLOCK_TOKENS])
+            child = node.children.get(key)
+            if child is None:
+                child = self._add(node, key, tuple([table.block_ids[depth] for table in tables]))
+                wrote = True
+            else:
+                wrote = self._merge(child, depth, tables, swaps)
+            if wrote and place.first_written is None:
+                place.first_written = child
+            node = child
+        node.leases += 1
+        place.node = node
+        return swaps
+
+    def attach(
+        self, place: PrefixPlace, num_tokens: int, checkpoint_id: CheckpointId, *, keep: bool
+    ) -> PrefixNode | None:
+        """Hang the state after ``num_tokens`` published tokens on their node; the index owns the checkpoint now.
+
+        Args:
+            keep: whether somebody is likely to come back to it.
+
+        Returns:
+            The node that took it, or None when it was not wanted (known already, or the row's chain was discarded).
+        """
+        assert self.checkpoints is not None
+        node = place.node
+        while node.depth * BLOCK_TOKENS > num_tokens and node.parent is not None:
+            node = node.parent
+        if not node.alive or node.depth * BLOCK_TOKENS != num_tokens or node.checkpoint_id is not None:
+            self.checkpoints.release(checkpoint_id)
+            return None
+        node.checkpoint_id = checkpoint_id
+        if keep:
+            self._checkpoint_order.keep(node)
+        else:
+            self._checkpoint_order.add(node)
+        place.first_written = place.first_written or node
+        return node
+
+    def keep_end(self, place: PrefixPlace, num_tokens: int) -> None:
+        """Mark what a hit after ``num_tokens`` published tokens needs as worth keeping."""
+        node = place.node
+        while node.depth * BLOCK_TOKENS > num_tokens and node.parent is not None:
+            node = node.parent
+        self.keep(node)
+
+    def keep(self, node: PrefixNode) -> None:
+        """Mark what a hit at the end of ``node`` needs as worth keeping."""
+        if node.alive and node.parent is not None:
+            self._touch(node)
+
+    def supersede(self, node: PrefixNode) -> None:
+        """A later checkpoint of the same row stands in for the one at ``node``, unless somebody came back to that."""
+        if node.alive and node.checkpoint_id is not None and not self._checkpoint_order.is_kept(node):
+            self._drop_checkpoint(node)
+            self._settle(node)
+
+    def leave(self, place: PrefixPlace) -> None:
+        """The row is done with its place; what it published stays, as fresh as can be."""
+        node = place.node
+        if not node.alive:
+            return
+        node.leases -= 1
+        self._clock += 1
+        node.last_used = self._clock
+        self._touch(node)
+        self._settle(node)
+
+    def discard(self, place: PrefixPlace) -> None:
+        """The row failed: forget whatever it computed, and all that was built on it."""
+        if place.node.alive:
+            place.node.leases -= 1
+        if place.first_written is not None and place.first_written.alive:
+            self._remove_below(place.first_written)
+        elif place.node.alive:
+            self._settle(place.node)
+
+    def pin(self, namespace: str, token_ids: Sequence[int]) -> tuple[PrefixPlace, list[BlockTable]] | None:
+        """Keep the longest usable prefix of some tokens until ``unpin``; None when nothing of them is held."""
+        match = self.match(namespace, [*token_ids, 0])
+        if match.num_tokens == 0 or match.usable is None:
+            return None
+        tables = [BlockTable(spec, pool) for spec, pool in zip(self._groups, self._pools, strict=True)]
+        place = self.take(match, namespace, tables)
+        place.node.pins += 1
+        return place, tables
+
+    def unpin(self, place: PrefixPlace, tables: Sequence[BlockTable]) -> None:
+        """Let a pinned prefix go the way of the others."""
+        place.node.pins -= 1
+        for table in tables:
+            table.clear()
+        self.leave(place)
+
+    # Making room
+
+    def reclaim(self, group: int, num_blocks: int) -> int:
+        """Forget blocks until ``num_blocks`` more of ``group`` are free, or none are left; how many became free."""
+        pool = self._pools[group]
+        before = pool.num_free
+        if group in self._windows:
+            for node in self._windows.reclaim(group, num_blocks):
+                self._settle(node)
+        else:
+            while pool.num_free < before + num_blocks and pool.num_cached:
+                leaf = self._leaves.pop()
+                if leaf is None:
+                    break
+                self._evict(leaf)
+        self._num_evicted_blocks += pool.num_free - before
+        return pool.num_free - before
+
+    def take_checkpoint(self) -> CheckpointId | None:
+        """A place for a state, now the caller's; the least wanted checkpoint makes room. None when there is none."""
+        assert self.checkpoints is not None
+        taken = self.checkpoints.take()
+        if taken is None:
+            node = next((node for node in self._checkpoint_order if not node.pins), None)
+            if node is None:
+                return None
+            self._num_evicted_checkpoints += 1
+            self._drop_checkpoint(node)
+            self._settle(node)
+            taken = self.checkpoints.take()
+        return taken
+
+    def release_checkpoint(self, checkpoint_id: CheckpointId) -> None:
+        """Give back a checkpoint that was never attached."""
+        assert self.checkpoints is not None
+        self.checkpoints.release(checkpoint_id)
+
+    def status(self) -> PrefixCacheStatus:
+        """A snapshot."""
+        blocks = tuple(pool.num_cached for pool in self._pools)
+        saved = len(self._checkpoint_order)
+        of_blocks = sum(count * spec.bytes_per_block for count, spec in zip(blocks, self._groups, strict=True))
+        return PrefixCacheStatus(
+            num_blocks=blocks,
+            num_checkpoints=saved,
+            num_checkpoints_free=0 if self.checkpoints is None else self.checkpoints.num_free,
+            cached_bytes=of_blocks + saved * self._checkpoint_bytes,
+            num_hit_tokens=self._num_hit_tokens,
+            num_admissions=dict(self._outcomes),
+            num_refused_tokens=dict(self._refused_tokens),
+            num_evicted_blocks=self._num_evicted_blocks,
+            num_evicted_checkpoints=self._num_evicted_checkpoints,
+        )
+
+    def evictable(self) -> set[PrefixNode]:
+        """The leaves whose turn to be evicted will come. For checks."""
+        return self._leaves.nodes()
+
+    def nodes(self) -> list[PrefixNode]:
+        """Every node, roots included; read only. For checks."""
+        found = list(self._roots.values())
+        for node in found:
+            found.extend(node.children.values())
+        return found
+
+    # The tree
+
+    def _root(self, namespace: str) -> PrefixNode:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = PrefixNode(None, (), namespace, ())
+        return root
+
+    def _add(self, parent: PrefixNode, key: TokenBlock, block_ids: tuple[BlockId, ...]) -> PrefixNode:
+        node = parent.children[key] = PrefixNode(parent, key, parent.namespace, block_ids)
+        for pool, block_id in zip(self._pools, block_ids, strict=True):
+            if block_id != NO_BLOCK:
+                pool.remember(block_id)
+        if self._has_windows:
+            self._windows.add_all(node)
+        return node
+
+    def _merge(
+        self, node: PrefixNode, index: int, tables: Sequence[BlockTable], swaps: list[tuple[int, int, BlockId]]
+    ) -> bool:
+        """Let a row that computed a known block use the known one; whether the node took a block of the row's."""
+        wrote = False
+        for group, table in enumerate(tables):
+            own, known = table.block_ids[index], node.block_ids[group]
+            if own in (known, NO_BLOCK):
+                continue
+            if known == NO_BLOCK:
+                node.set_block(group, own)
+                self._pools[group].remember(own)
+                self._windows.add(node, group)
+                wrote = True
+            else:
+                table.swap(index, known)
+                swaps.append((group, index, known))
+        return wrote
+
+    def _deepest_usable(self, node: PrefixNode) -> tuple[PrefixNode, PrefixOutcome]:
+        """The last node of the chain that a row could start from, and why not a later one."""
+        outcome: PrefixOutcome = "hit"
+        while node.parent is not None:
+            if self.checkpoints is not None and node.checkpoint_id is None:
+                outcome, node = "no_checkpoint", node.parent
+                continue
+            hole = self._windows.hole_before(node)
+            if hole is None:
+                break
+            assert hole.parent is not None
+            outcome, node = "window_lost", hole.parent
+        return node, outcome
+
+    def _blocks_before(self, node: PrefixNode, group: int) -> list[BlockId]:
+        """The table of a row that starts at the end of ``node``."""
+        first = self._groups[group].first_needed(node.depth * BLOCK_TOKENS)
+        block_ids = [NO_BLOCK] * node.depth
+        while node.depth > first and node.parent is not None:
+            block_ids[node.depth - 1] = node.block_ids[group]
+            node = node.parent
+        return block_ids
+
+    def _touch(self, node: PrefixNode) -> None:
+        """What a hit at the end of ``node`` needs is worth keeping, and was used just now."""
+        if node.checkpoint_id is not None:
+            self._checkpoint_order.keep(node)
+        self._windows.touch(node)
+
+    def _settle(self, node: PrefixNode) -> None:
+        """Something was taken from a node: it may be a leaf now, which can be evicted, or of no use at all."""
+        while node.alive and not node.leases and not node.children:
+            parent = node.parent
+            if parent is None:
+                node.alive = False
+                del self._roots[node.namespace]
+                return
+            if self._is_of_use(node):
+                self._leaves.add(node)
+                return
+            self._remove(node)
+            node = parent
+
+    def _is_of_use(self, leaf: PrefixNode) -> bool:
+        """Whether a row could start at the end of a leaf."""
+        if self.checkpoints is not None and leaf.checkpoint_id is None:
+            return False
+        return self._windows.has_own(leaf)
+
+    def _evict(self, leaf: PrefixNode) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        self._num_evicted_checkpoints += leaf.checkpoint_id is not None
+        self._remove(leaf)
+        self._settle(parent)
+
+    def _remove(self, node: PrefixNode) -> None:
+        """Take a node without children out of the index."""
+        parent = node.parent
+        assert parent is not None
+        # A chain is used as a whole: its earlier blocks are as fresh as what followed them.
+        parent.last_used = max(parent.last_used, node.last_used)
+        del parent.children[node.key]
+        node.alive = False
+        for group, block_id in enumerate(node.block_ids):
+            if block_id != NO_BLOCK:
+                self._pools[group].forget(block_id)
+                self._windows.remove(node, group)
+        if node.checkpoint_id is not None:
+            self._drop_checkpoint(node)
+
+    def _remove_below(self, node: PrefixNode) -> None:
+        """Take a node and all that follows it out of the index, whoever has its place there."""
+        parent = node.parent
+        assert parent is not None
+        below = [node]
+        for one in below:
+            below.extend(one.children.values())
+        for one in reversed(below):
+            self._remove(one)
+        self._settle(parent)
+
+    def _drop_checkpoint(self, node: PrefixNode) -> None:
+        assert self.checkpoints is not None
+        assert node.checkpoint_id is not None
+        self.checkpoints.release(node.checkpoint_id)
+        node.checkpoint_id = None
+        self._checkpoint_order.remove(node)

@@ -1,0 +1,279 @@
+"""Grammars over the tokens of one model: compiled once, then a session per request that says which tokens may come.
+
+llguidance does the parsing and works on bytes; this file gives it the bytes of our own tokens and bounds what a
+grammar may cost. Refuses to know tensors, rows and HTTP. Read next: ``grammar_schema.py`` (what a schema may hold),
+``run/grammar.py`` (masks beside the forward pass).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from troth.contracts.grammar import Grammar
+from troth.errors import RequestError
+from troth.text.grammar_lark import choice_lark, read_lark
+from troth.text.grammar_schema import AnswerSchema, read_schema
+from troth.text.grammar_session import GrammarSession, TokenVocabulary
+
+JSON_SPACE: Final = r" |\r?\n[ \t]{0,32}"
+"""White space between the parts of JSON: one space, or one line end with its indentation. A model cannot dawdle."""
+COMPILE_TIMEOUT_S: Final = 10.0
+MAX_CACHED: Final = 64
+"""Compiled grammars kept; one takes a few hundred kilobytes."""
+_STACK_BYTES: Final = 256 << 20
+"""Address space, hardly touched. The compiler recurses: 10,000 chained references overflow the usual 8 MiB."""
+
+Result = TypeVar("Result")
+
+
+class GrammarTokens(Protocol):
+    """What a grammar needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below this may have a token."""
+
+    @property
+    def drops_first_space(self) -> bool:
+        """Whether a space before the first word of an answer is not shown."""
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """The ids of a text."""
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        """The bytes of a token; a control token's are its own text."""
+
+    def is_special(self, token_id: int, /) -> bool:
+        """Whether it is a control token."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar over one vocabulary. Any number of sessions may start from it, in any thread."""
+
+    not_enforced: tuple[str, ...]
+    """Pointers of the schema's keywords that were left out."""
+    _vocabulary: TokenVocabulary
+    _prototype: LLMatcher
+    _spaced: LLMatcher | None
+
+    def session(self, eos_ids: frozenset[int], begins_after: str = "") -> GrammarSession:
+        """A fresh session.
+
+        Args:
+            eos_ids: Ids that end the answer; they may come where the grammar is satisfied, and nowhere else.
+            begins_after: Text in the output after which the grammar begins; empty: at once.
+        """
+        spaced = self._spaced.deep_copy() if self._spaced is not None else None
+        return GrammarSession(self._prototype.deep_copy(), self._vocabulary, eos_ids, begins_after, spaced)
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary and keeps the last ones. Safe to use from several threads.
+
+    Args:
+        tokenizer: whose tokens they are.
+        vocab_size: logits of the model; ids from the tokenizer's own size on are never allowed.
+    """
+
+    def __init__(self, tokenizer: GrammarTokens, vocab_size: int) -> None:
+        self._tokens = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[tuple[Any, ...], CompiledGrammar] = OrderedDict()
+        self._vocabulary: TokenVocabulary | None = None
+        self._vocabulary_lock = threading.Lock()
+
+    def compile(self, grammar: Grammar, *, continues_text: bool = False, param: str = "grammar") -> CompiledGrammar:
+        """Compile a grammar, or find it compiled.
+
+        Args:
+            grammar: what to compile.
+            continues_text: the answer goes on in the middle of a text: a space at its start counts.
+            param: where it stands in the request, for errors.
+
+        Raises:
+            RequestError: it cannot be compiled, or allows no answer at all; the message says where.
+        """
+        takes_space = self._tokens.drops_first_space and not continues_text
+        key = (grammar.kind, grammar.source, grammar.choices, grammar.strict, takes_space)
+        with self._lock:
+            found = self._compiled.get(key)
+            if found is not None:
+                self._compiled.move_to_end(key)
+                return found
+        compiled = _in_a_roomy_thread(lambda: self._compile(grammar, takes_space, param), param)
+        with self._lock:
+            self._compiled[key] = compiled
+            while len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _compile(self, grammar: Grammar, takes_space: bool, param: str) -> CompiledGrammar:
+        schema: AnswerSchema | None = None
+        if grammar.kind == "json_schema":
+            schema = read_schema(grammar.source, strict=grammar.strict, param=param)
+        source = _source_of(grammar, schema, param)
+        prototype = self._matcher(source)
+        spaced = self._matcher(_after_space(source)) if takes_space else None
+        for matcher in (prototype, spaced):
+            if matcher is not None and matcher.is_error():
+                raise self._refusal(grammar, schema, matcher, param)
+        not_enforced = schema.not_enforced if schema is not None else ()
+        compiled = CompiledGrammar(not_enforced, self._ready_vocabulary(), prototype, spaced)
+        self._require_an_answer(compiled, param)
+        return compiled
+
+    def _require_an_answer(self, compiled: CompiledGrammar, param: str) -> None:
+        """References that lead round in a circle, and sets that do not meet, compile: no token could ever come."""
+        first = compiled.session(frozenset())
+        first.mask()
+        if first.fault is not None:
+            raise RequestError(f"{param}: {first.fault}", param=param, code="invalid_grammar")
+
+    def _matcher(self, source: str) -> LLMatcher:
+        # Of the default limits, those of one step are lower: 200 ms of a hostile one would be every row's.
+        limits = LLParserLimits(step_max_items=10_000, step_lexer_fuel=100_000, verbose_errors=False)
+        return LLMatcher(self._ready_vocabulary().matched, source, log_level=0, limits=limits)
+
+    def _refusal(self, grammar: Grammar, schema: AnswerSchema | None, failed: LLMatcher, param: str) -> RequestError:
+        message, place = _sentence(failed.get_error()), ""
+        if schema is not None:
+
+            def fault(one: Any) -> str | None:
+                matcher = self._matcher(_schema_source(one, strict=grammar.strict))
+                return _sentence(matcher.get_error()) if matcher.is_error() else None
+
+            pointer, inner = schema.fault_at(fault)
+            message, place = inner or message, f" at {pointer[:300]}"
+        code = "invalid_schema" if schema is not None else "invalid_grammar"
+        return RequestError(f"{param}: cannot be compiled{place}: {message}", param=param, code=code)
+
+    def _ready_vocabulary(self) -> TokenVocabulary:
+        """The tokens as llguidance holds them, made when the first grammar comes: 0.3 s for 50,000 tokens."""
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                given: Any = _Vocabulary(self._tokens, self._vocab_size)
+                given.matched = LLTokenizer(given, eos_token=self._vocab_size)
+                self._vocabulary = TokenVocabulary(self._tokens, self._vocab_size, given.matched)
+            return self._vocabulary
+
+
+class _Vocabulary:
+    """The attributes that llguidance reads of a tokenizer; the last token is one of our own, the grammar's end."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: GrammarTokens, vocab_size: int) -> None:
+        num_tokens = min(tokens.vocab_size, vocab_size)
+        held = [tokens.token_bytes(token_id) for token_id in range(num_tokens)]
+        self.tokens = [*held, *[b""] * (vocab_size - num_tokens), b"<|the end of the grammar|>"]
+        self.special_token_ids = [token_id for token_id in range(num_tokens) if tokens.is_special(token_id)]
+        self.special_token_ids.append(vocab_size)
+        self.eos_token_id = vocab_size
+        self.matched: LLTokenizer | None = None
+        """What was made of it."""
+        self._tokens = tokens
+
+    def __call__(self, text: str) -> list[int]:
+        """The usual spelling of a text in the middle of an answer, which forced tokens should have."""
+        try:
+            first = self._encode(_NO_START)
+            ids = self._encode(_NO_START + text)[len(first) :]
+        except RequestError:  # it spells a control token, which this vocabulary cannot do in ordinary ones
+            ids = []
+        if b"".join(map(self._tokens.token_bytes, ids)) == text.encode() or self.matched is None:
+            return ids
+        return self.matched.greedy_tokenize(text)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokens.encode(text, add_special=False, parse_special=False)
+
+
+_NO_START: Final = "\x02"
+"""Before a text, where a tokenizer that puts a space before the first word puts it. Nothing merges with it."""
+
+
+def _source_of(grammar: Grammar, schema: AnswerSchema | None, param: str) -> str:
+    match grammar.kind:
+        case "json_schema":
+            assert schema is not None, grammar.kind
+            return _schema_source(schema.schema, strict=grammar.strict)
+        case "json_object":
+            return _schema_source({"type": "object"}, strict=True)
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "choice":
+            return LLMatcher.grammar_from_lark(choice_lark(grammar.choices))
+        case "lark":
+            return LLMatcher.grammar_from_lark(read_lark(grammar.source, settings=_spelled, param=param))
+
+
+def _schema_source(schema: Any, *, strict: bool) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(_spelled(schema, strict=strict)))
+
+
+def _spelled(schema: Any, *, strict: bool = True) -> Any:
+    """A schema with llguidance's settings for how its JSON is written."""
+    settings = {"whitespace_pattern": JSON_SPACE, "lenient": not strict}
+    return (
+        {"x-guidance": settings, **schema} if isinstance(schema, dict) else {"x-guidance": settings, "allOf": [schema]}
+    )
+
+
+def _after_space(source: str) -> str:
+    """A grammar before which a space stands."""
+    inner = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
+    return json.dumps({"grammars": [{"lark_grammar": 'start: " " @answer\n'}, {**inner, "name": "answer"}]})
+
+
+def _sentence(error: str) -> str:
+    """An error of the compiler without its pictures of the source and of itself."""
+    lines = error.partition("<state>")[0].partition("<backtrace>")[0].strip().splitlines() or ["no reason is known"]
+    causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if not causes:
+        return lines[0][:300]
+    # A regular expression is shown with a caret under the place: four columns in.
+    shown = next((line for line in lines if line.strip(" ^") == "" and "^" in line), "")
+    place = f"character {shown.index('^') - 4}: " if shown.startswith("    ") else ""
+    return f"{place}{causes[0]}"[:300]
+
+
+def _in_a_roomy_thread(work: Callable[[], Result], param: str) -> Result:
+    """Run ``work`` with room for deep recursion, and not longer than COMPILE_TIMEOUT_S."""
+    outcome: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        # The edge of a thread: whatever fails belongs to who asked.
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    with _STACK_LOCK:
+        usual = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="troth-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+    try:
+        return outcome.result(COMPILE_TIMEOUT_S)
+    except TimeoutError:
+        raise RequestError(
+            f"{param}: did not compile within {COMPILE_TIMEOUT_S:g} s; make it simpler",
+            param=param,
+            code="invalid_grammar",
+        ) from None
+
+
+_STACK_LOCK: Final = threading.Lock()
+"""The size of the stack is a setting of the whole process."""

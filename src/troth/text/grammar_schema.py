@@ -1,0 +1,260 @@
+"""Reads the schema of an answer: bounded, its faults found by pointer, and what no grammar can enforce named.
+
+JSON Schema 2020-12 as llguidance turns it into a grammar. Refuses to know tokens and to judge a value. Read next:
+``grammar.py`` (compiles what comes out), ``tool_schema.py`` (judges arguments).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from math import lcm
+from typing import Any, Final
+from urllib.parse import unquote
+
+from troth.errors import RequestError
+
+MAX_NODES: Final = 10_000
+MAX_DEPTH: Final = 64
+MAX_PROPERTIES: Final = 2_000
+"""Of all objects together: 2,000 optional ones of one object compile in 0.8 s, and the time grows as their square."""
+MAX_DIVISOR: Final = 10_000
+"""Least common multiple of every multipleOf, without their decimal places: one of a million compiles in 15 s."""
+MAX_TRIALS: Final = 200
+"""Schemas compiled to find the part at fault."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SCHEMAS: Final = _words("additionalProperties items")
+_SCHEMA_LISTS: Final = _words("allOf anyOf oneOf prefixItems")
+_SCHEMA_MAPS: Final = _words("properties patternProperties $defs definitions")
+_VALUES: Final = _words(
+    "type enum const required minProperties maxProperties minItems maxItems minLength maxLength pattern format "
+    "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf $ref"
+)
+_ENFORCED: Final = _SCHEMAS | _SCHEMA_LISTS | _SCHEMA_MAPS | _VALUES
+_ANNOTATIONS: Final = _words(
+    "title description default example examples deprecated readOnly writeOnly contentEncoding contentMediaType "
+    "contentSchema discriminator $schema $id $anchor $comment $vocabulary"
+)
+_FORMATS: Final = _words("date-time time date duration email hostname ipv4 ipv6 uuid uri")
+_TYPES: Final = _words("null boolean object array number string integer")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSchema:
+    """A schema that was read."""
+
+    schema: Any
+    """Without what is not enforced and what llguidance would take for settings of its own."""
+    not_enforced: tuple[str, ...] = ()
+    """Pointers of the keywords that were left out: ``#/properties/a/not``."""
+
+    def fault_at(self, fault: Callable[[Any], str | None]) -> tuple[str, str | None]:
+        """The innermost part that cannot be compiled by itself: its pointer, and why.
+
+        Args:
+            fault: Why a whole schema does not compile, or None.
+        """
+        pointer, message, schema = "#", fault(self.schema), self.schema
+        whole = _moved(self.schema)
+        num_trials, found = 0, True
+        while found:
+            found = False
+            for step, part in _parts(schema):
+                num_trials += 1
+                if num_trials > MAX_TRIALS:
+                    return pointer, message
+                inner = fault({"$defs": {"whole": whole}, "$ref": f"#/$defs/whole{pointer[1:]}{step}"})
+                if inner is not None:
+                    pointer, message, schema, found = pointer + step, inner, part, True
+                    break
+        return pointer, message
+
+
+def read_schema(source: str, *, strict: bool, param: str, where: str = "") -> AnswerSchema:
+    """Read a schema.
+
+    Args:
+        source: JSON text.
+        strict: A keyword that cannot be enforced is refused. False: it is left out and named.
+        param: Field of the request in which the schema stands, for errors.
+        where: Place inside that field, for their messages.
+
+    Raises:
+        RequestError: no JSON, too large or deep, a keyword of the wrong type, a reference that leads out or nowhere.
+    """
+    reader = _Reader(strict, param, where)
+    try:
+        schema = json.loads(source, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise reader.refusal("is nested too deeply") from None
+    except ValueError as error:
+        raise reader.refusal(f"is not JSON: {error}") from None
+    return reader.read(schema)
+
+
+class _Reader:
+    def __init__(self, strict: bool, param: str, where: str) -> None:
+        self._strict = strict
+        self._param = param
+        self._where = where
+        self._not_enforced: list[str] = []
+        self._num_nodes = self._num_properties = 0
+        self._divisor = 1
+        self._places: set[str] = set()
+        self._references: list[tuple[str, str]] = []
+        """Pointers of references, with the places they lead to."""
+
+    def read(self, schema: Any) -> AnswerSchema:
+        kept = self._read(schema, "#", 0)
+        for pointer, place in self._references:
+            if place not in self._places:
+                raise self.refusal(f"leads to {place[:100]!r}, where no schema is", pointer)
+        return AnswerSchema(kept, tuple(self._not_enforced))
+
+    def refusal(self, message: str, pointer: str = "") -> RequestError:
+        place = f" at {pointer[:300]}:" if pointer else ""
+        return RequestError(
+            f"{self._param}{self._where}: the schema{place} {message}", param=self._param, code="invalid_schema"
+        )
+
+    def _count(self, num_nodes: int) -> None:
+        self._num_nodes += num_nodes
+        if self._num_nodes > MAX_NODES:
+            raise self.refusal(f"has more than {MAX_NODES} parts")
+
+    def _read(self, schema: Any, pointer: str, depth: int) -> Any:
+        self._places.add(pointer)
+        self._count(1)
+        if depth > MAX_DEPTH:
+            raise self.refusal(f"is nested deeper than {MAX_DEPTH}", pointer)
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise self.refusal("must be a schema, an object or a boolean", pointer)
+        return {
+            keyword: self._read_value(keyword, value, f"{pointer}/{_escaped(keyword)}", depth)
+            for keyword, value in schema.items()
+            if self._keeps(keyword, value, f"{pointer}/{_escaped(keyword)}")
+        }
+
+    def _keeps(self, keyword: str, value: Any, pointer: str) -> bool:
+        """Whether a keyword stays in the schema. Raises RequestError where it must and cannot."""
+        if keyword in _ANNOTATIONS or keyword.startswith("x-"):
+            return False
+        if keyword == "multipleOf":
+            enforced = self._divides(value, pointer)
+        elif keyword == "format":
+            enforced = value in _FORMATS if isinstance(value, str) else True
+        elif keyword == "uniqueItems" and value is False:
+            return False
+        else:
+            enforced = keyword in _ENFORCED
+        if keyword == "oneOf" and not self._strict:
+            self._not_enforced.append(pointer)  # as anyOf: that no second part matches cannot be promised
+        if enforced:
+            return True
+        if self._strict:
+            raise RequestError(
+                f"{self._param}{self._where}: the schema at {pointer[:300]}: {keyword[:80]} cannot be enforced while "
+                "generating; leave it out, or set strict to false",
+                param=self._param,
+                code="unsupported_schema",
+            )
+        self._not_enforced.append(pointer)
+        return False
+
+    def _divides(self, value: Any, pointer: str) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise self.refusal("must be a number above 0", pointer)
+        digits = int("".join(map(str, Decimal(repr(value)).normalize().as_tuple().digits)))
+        divisor = lcm(self._divisor, digits)
+        if divisor > MAX_DIVISOR:
+            return False
+        self._divisor = divisor
+        return True
+
+    def _read_value(self, keyword: str, value: Any, pointer: str, depth: int) -> Any:
+        if keyword in _SCHEMAS:
+            return self._read(value, pointer, depth + 1)
+        if keyword in _SCHEMA_LISTS:
+            if not isinstance(value, list) or not value:
+                raise self.refusal("must be an array of schemas, and not empty", pointer)
+            return [self._read(part, f"{pointer}/{i}", depth + 1) for i, part in enumerate(value)]
+        if keyword in _SCHEMA_MAPS:
+            return self._read_map(keyword, value, pointer, depth)
+        self._check(keyword, value, pointer)
+        return value
+
+    def _read_map(self, keyword: str, value: Any, pointer: str, depth: int) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.refusal("must be an object of schemas", pointer)
+        if keyword in ("properties", "patternProperties"):
+            self._num_properties += len(value)
+            if self._num_properties > MAX_PROPERTIES:
+                raise self.refusal(f"has more than {MAX_PROPERTIES} properties", pointer)
+        return {name: self._read(part, f"{pointer}/{_escaped(name)}", depth + 1) for name, part in value.items()}
+
+    def _check(self, keyword: str, value: Any, pointer: str) -> None:
+        match keyword:
+            case "type":
+                names = value if isinstance(value, list) and value else [value]
+                if not all(isinstance(name, str) and name in _TYPES for name in names):
+                    raise self.refusal(f"must be one of {', '.join(sorted(_TYPES))}, or some", pointer)
+            case "enum":
+                if not isinstance(value, list) or not value:
+                    raise self.refusal("must be an array of values, and not empty", pointer)
+                self._count(len(value))
+            case "required":
+                if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+                    raise self.refusal("must be an array of names", pointer)
+                self._count(len(value))
+            case "pattern" | "format":
+                if not isinstance(value, str):
+                    raise self.refusal("must be a string", pointer)
+            case "$ref":
+                if not isinstance(value, str) or (value != "#" and not value.startswith("#/")):
+                    raise self.refusal("must be a place inside the schema (#/..)", pointer)
+                self._references.append((pointer, unquote(value)))
+
+
+def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas directly inside one, with the rest of their pointers."""
+    for keyword, value in schema.items() if isinstance(schema, Mapping) else ():
+        if keyword in _SCHEMAS:
+            yield f"/{keyword}", value
+        elif keyword in _SCHEMA_LISTS:
+            yield from ((f"/{keyword}/{i}", part) for i, part in enumerate(value))
+        elif keyword in _SCHEMA_MAPS:
+            yield from ((f"/{keyword}/{_escaped(name)}", part) for name, part in value.items())
+
+
+def _moved(schema: Any) -> Any:
+    """A schema whose references still lead where they did when it stands at ``#/$defs/whole`` of another."""
+    if not isinstance(schema, dict):
+        return schema
+    moved = dict(schema)
+    for keyword, value in schema.items():
+        if keyword == "$ref":
+            moved[keyword] = f"#/$defs/whole{value[1:]}"
+        elif keyword in _SCHEMAS:
+            moved[keyword] = _moved(value)
+        elif keyword in _SCHEMA_LISTS:
+            moved[keyword] = [_moved(part) for part in value]
+        elif keyword in _SCHEMA_MAPS:
+            moved[keyword] = {name: _moved(part) for name, part in value.items()}
+    return moved
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")

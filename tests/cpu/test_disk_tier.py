@@ -1,0 +1,224 @@
+"""The disk tier: what comes back is what was written or nothing, whatever happened to the folder in between."""
+
+from __future__ import annotations
+
+import errno
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cpu.disk_blocks import NAMESPACE, QUOTA, chain, tensors_of
+from troth.cache import disk_tier
+from troth.cache.disk_index import FILE_NAME
+from troth.cache.disk_names import block_names, cache_namespace
+from troth.cache.disk_tier import DiskTier
+
+
+@contextmanager
+def tier(folder: Path, namespace: str = NAMESPACE, quota_bytes: int | None = QUOTA) -> Iterator[DiskTier]:
+    opened = DiskTier(folder, namespace, quota_bytes=quota_bytes)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def put(opened: DiskTier, names: list[bytes], kind: Any = "blocks") -> None:
+    assert opened.offer(kind, names, tensors_of(names))
+    assert opened.flush()
+
+
+def served(opened: DiskTier, names: list[bytes], kind: Any = "blocks") -> int:
+    """How many blocks came back, all of them right."""
+    blocks = opened.read(kind, names)
+    for name, block in zip(names, blocks, strict=False):
+        assert block.keys() == tensors_of([name]).keys()
+        for key, tensor in tensors_of([name]).items():
+            assert torch.equal(block[key], tensor[0])
+    return len(blocks)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
+def test_disk_tier_serves_after_a_restart_what_was_written_before(tmp_path: Path) -> None:
+    names = chain(1)
+    with tier(tmp_path) as first:
+        put(first, names[:4])
+        put(first, names[4:])
+        assert served(first, names) == 8
+    with tier(tmp_path) as second:
+        assert second.count("blocks", names) == 8
+        assert served(second, names) == 8
+        assert served(second, chain(2)) == 0
+        assert served(second, [*names[:3], b"\0" * 32, *names[3:]]) == 3
+        assert second.status().num_bytes == sum(path.stat().st_size for path in files(tmp_path))
+
+
+def test_disk_tier_writes_known_blocks_once(tmp_path: Path) -> None:
+    with tier(tmp_path) as opened:
+        put(opened, chain(1))
+        put(opened, chain(1))
+        assert opened.status().num_written == 1
+
+
+def test_disk_tier_keeps_states_and_namespaces_apart(tmp_path: Path) -> None:
+    names = chain(1)
+    with tier(tmp_path) as opened:
+        put(opened, names)
+        assert served(opened, names[-1:], "state") == 0
+        put(opened, names[-1:], "state")
+        assert served(opened, names[-1:], "state") == 1
+    with tier(tmp_path, cache_namespace(artifact="b", dtype="float32", kv_dtype="float32")) as other:
+        assert served(other, names) == 0
+
+
+def test_block_names_depend_on_all_that_is_before(tmp_path: Path) -> None:
+    ids = list(range(40))
+    names = block_names("n", "", ids)
+    assert len(names) == 2
+    assert block_names("n", "", [*ids, *range(8)])[:2] == names
+    for other in (block_names("m", "", ids), block_names("n", "s", ids), block_names("n", "", [9, *ids[1:]])):
+        assert not set(other) & set(names)
+    assert block_names("n", "", [*ids[:20], 9, *ids[21:]])[0] == names[0]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone"])
+def test_disk_tier_removes_a_damaged_file_and_misses(tmp_path: Path, damage: str) -> None:
+    with tier(tmp_path) as opened:
+        put(opened, chain(1))
+        put(opened, chain(2))
+    # Another process still lists it when it is hurt.
+    with tier(tmp_path) as opened:
+        assert opened.count("blocks", chain(1)) == opened.count("blocks", chain(2)) == 8
+        hurt = files(tmp_path)[0]
+        content = hurt.read_bytes()
+        if damage == "gone":
+            hurt.unlink()
+        else:
+            middle = len(content) // 2
+            flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+            hurt.write_bytes({"flip": flipped, "cut": content[:middle], "empty": b""}[damage])
+        assert sorted(served(opened, chain(number)) for number in (1, 2)) == [0, 8]
+        status = opened.status()
+        assert (status.num_damaged, status.trouble) == (1, "")
+        assert status.num_bytes == sum(path.stat().st_size for path in files(tmp_path))
+        assert len(files(tmp_path)) == 1
+        for number in (1, 2):
+            put(opened, chain(number))
+            assert served(opened, chain(number)) == 8
+
+
+def test_disk_tier_survives_flips_anywhere_in_its_index(tmp_path: Path) -> None:
+    for seed in range(25):
+        folder = tmp_path / str(seed)
+        with tier(folder) as opened:
+            for number in range(3):
+                put(opened, chain(number))
+        generator = random.Random(seed)
+        index = folder / FILE_NAME
+        content = bytearray(index.read_bytes())
+        for _ in range(20):
+            content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        index.write_bytes(content)
+        with tier(folder) as opened:
+            for number in range(3):
+                served(opened, chain(number))
+            for number in range(3):
+                opened.offer("blocks", chain(number), tensors_of(chain(number)))
+            opened.flush()
+            for number in range(3):
+                served(opened, chain(number))
+
+
+def test_disk_tier_makes_a_lost_index_anew_from_its_files(tmp_path: Path) -> None:
+    with tier(tmp_path) as opened:
+        put(opened, chain(1))
+    (tmp_path / FILE_NAME).write_bytes(b"not a database at all, but long enough to be looked at" * 100)
+    with tier(tmp_path) as opened:
+        assert served(opened, chain(1)) == 8
+    (tmp_path / FILE_NAME).unlink()
+    with tier(tmp_path) as opened:
+        assert served(opened, chain(1)) == 8
+
+
+def test_disk_tier_keeps_its_quota_and_what_was_used_last(tmp_path: Path) -> None:
+    with tier(tmp_path, quota_bytes=10**7) as opened:
+        for number in range(6):
+            put(opened, chain(number))
+        size = opened.status().num_bytes // 6
+    with tier(tmp_path, quota_bytes=3 * size + size // 2) as opened:
+        assert opened.status().num_evicted == 3
+        assert [served(opened, chain(number)) for number in range(6)] == [0, 0, 0, 8, 8, 8]
+        served(opened, chain(3))
+        put(opened, chain(9))
+        assert [served(opened, chain(number)) for number in (3, 4, 5, 9)] == [8, 0, 8, 8]
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 3 * size + size // 2
+
+
+def test_disk_tier_loses_the_end_of_a_chain_before_its_beginning(tmp_path: Path) -> None:
+    names = chain(1, 16)
+    with tier(tmp_path) as opened:
+        for at in range(0, 16, 4):
+            put(opened, names[at : at + 4])
+        served(opened, names)
+        size = opened.status().num_bytes // 4
+    with tier(tmp_path, quota_bytes=2 * size + size // 2) as opened:
+        assert served(opened, names) == 8
+
+
+def test_disk_tier_is_shared_by_processes_on_one_folder(tmp_path: Path) -> None:
+    with tier(tmp_path) as one, tier(tmp_path) as other:
+        put(one, chain(1))
+        assert served(other, chain(1)) == 8
+        put(other, chain(2))
+        put(other, chain(1))
+        assert served(one, chain(2)) == 8
+        assert len(files(tmp_path)) == 2
+        assert len(list(tmp_path.glob("scratch-*"))) == 2
+    assert not list(tmp_path.glob("scratch-*"))
+
+
+def test_disk_tier_stops_writing_on_a_full_disk_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tier(tmp_path) as opened:
+        put(opened, chain(1))
+
+        def full(*arguments: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(disk_tier, "write_segment", full)
+        opened.offer("blocks", chain(2), tensors_of(chain(2)))
+        opened.flush()
+        assert "No space left" in opened.status().trouble
+        assert served(opened, chain(1)) == 8
+        assert not opened.offer("blocks", chain(3), tensors_of(chain(3)))
+
+
+def test_disk_tier_in_a_folder_that_cannot_be_made_holds_nothing_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with tier(tmp_path / "file" / "cache") as opened:
+        assert not opened.offer("blocks", chain(1), tensors_of(chain(1)))
+        assert served(opened, chain(1)) == 0
+        assert "cannot be used" in opened.status().trouble
+
+
+def test_disk_tier_drops_what_its_queue_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_tier, "QUEUE_BYTES", 1000)
+    with tier(tmp_path) as opened:
+        assert not opened.offer("blocks", chain(1), tensors_of(chain(1)))
+        assert opened.status().num_dropped == 1
+
+
+def test_disk_tier_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.cpu.disk_killer", str(tmp_path / "cache"), "25"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "25 kills" in done.stdout

@@ -1,0 +1,22 @@
+"""docs/prompt-cache.md lists what the prompt cache tells of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import get_args
+
+from tests.markdown import Document, code, codes
+from troth.contracts.prefix_cache import PrefixCacheStatus, PrefixOutcome
+
+DOCUMENT = Document.read("docs/prompt-cache.md")
+
+
+def test_prompt_cache_document_lists_every_number() -> None:
+    rows = DOCUMENT.table("field", "what")
+    listed = [name for row in rows for name in codes(row["field"])]
+    assert listed == [field.name for field in dataclasses.fields(PrefixCacheStatus)]
+
+
+def test_prompt_cache_document_lists_every_outcome() -> None:
+    rows = DOCUMENT.table("outcome", "the request")
+    assert [code(row["outcome"]) for row in rows] == list(get_args(PrefixOutcome))
