@@ -5,7 +5,7 @@ Legend: R rows of the step, T tokens, B blocks per table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,7 @@ class BatchBuilder:
         self._device = device
         self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
         """int64 [max_rows] on the device: what ON_DEVICE entries of a plan stand for."""
+        self._last_token = self.last_token.numpy() if device.type == "cpu" else None
 
     def follow(self, plan: StepPlan) -> None:
         """Apply the plan's table changes; once per plan, before its batch is built."""
@@ -84,26 +85,41 @@ class BatchBuilder:
             group.block_table_RB = self._put(table[row_R])
         return batch
 
-    def refill(self, batch: Batch, plan: StepPlan) -> None:
-        """Write a followed plan into the tensors, on the CPU, of a batch ``build_whole`` made for as many decodes."""
-        rows, starts = np.asarray(plan.rows, dtype=np.int64), np.asarray(plan.starts, dtype=np.int64)
-        if ON_DEVICE in plan.token_ids:
-            batch.token_ids_T.copy_(self._token_ids(plan, rows))
-        else:
-            batch.token_ids_T.numpy()[:] = plan.token_ids
-        # Through numpy: a decode step refills a dozen small tensors, and PyTorch takes ten times as long to start.
-        batch.positions_T.numpy()[:] = starts
-        batch.rows.starts, batch.rows.rows = plan.starts, list(plan.rows)
-        batch.rows.context_len_R.numpy()[:] = starts + 1
-        batch.rows.row_R.numpy()[:] = rows
-        for group, table in zip(batch.groups, self._tables, strict=True):
-            group.block_table_RB.numpy()[:] = table[rows]
-            group.slots_T.numpy()[:] = table[rows, starts // BLOCK_TOKENS] * BLOCK_TOKENS + starts % BLOCK_TOKENS
+    def refiller(self, batch: Batch) -> Callable[[StepPlan], None]:
+        """What writes a followed plan into the tensors, on the CPU, of a batch that ``build_whole`` made.
+
+        The plan must be of as many decodes as that one was.
+        """
+        # Through numpy views made once: a decode step refills a dozen small tensors, and comes to them with cold caches.
+        token_ids, positions = batch.token_ids_T.numpy(), batch.positions_T.numpy()
+        context_len, row_ids = batch.rows.context_len_R.numpy(), batch.rows.row_R.numpy()
+        groups = [
+            (table, group.block_table_RB.numpy(), group.slots_T.numpy())
+            for group, table in zip(batch.groups, self._tables, strict=True)
+        ]
+
+        def refill(plan: StepPlan) -> None:
+            rows, starts = np.asarray(plan.rows, dtype=np.int64), np.asarray(plan.starts, dtype=np.int64)
+            if ON_DEVICE in plan.token_ids:
+                batch.token_ids_T.copy_(self._token_ids(plan, rows))
+            else:
+                token_ids[:] = plan.token_ids
+            positions[:] = starts
+            batch.rows.starts, batch.rows.rows = plan.starts, list(plan.rows)
+            np.add(starts, 1, out=context_len, casting="same_kind")
+            row_ids[:] = rows
+            blocks, offsets = np.divmod(starts, BLOCK_TOKENS)
+            for table, block_table, slots in groups:
+                np.take(table, rows, axis=0, out=block_table)
+                slots[:] = table[rows, blocks] * BLOCK_TOKENS + offsets
+
+        return refill
 
     def note_sampled(self, rows: Sequence[Row], token_S: Tensor) -> None:
         """Remember the tokens just drawn, int64 [S] on the device, of these rows."""
-        if self._device.type == "cpu":
-            self.last_token.numpy()[rows] = token_S.numpy()
+        if self._last_token is not None:
+            for row, token_id in zip(rows, token_S.tolist(), strict=True):
+                self._last_token[row] = token_id
         else:
             self.last_token[rows] = token_S
 

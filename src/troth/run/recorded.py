@@ -19,7 +19,6 @@ from torch import Tensor
 from troth.cache.storage import CacheStorage
 from troth.contracts.plan import NO_SAMPLE, StepPlan
 from troth.models.family import Model
-from troth.nn.batch import Batch
 from troth.run.batch import BatchBuilder
 
 
@@ -38,7 +37,7 @@ Record = Callable[[], AbstractContextManager[Recording]]
 
 @dataclass(slots=True)
 class _Recorded:
-    batch: Batch
+    refill: Callable[[StepPlan], None]
     recording: Recording
     logits_RV: Tensor
 
@@ -76,7 +75,7 @@ class RecordedDecode:
         recorded = self._by_rows.get(rows)
         if recorded is None:
             return self._make(plan)
-        self._batches.refill(recorded.batch, plan)
+        recorded.refill(plan)
         recorded.recording.run()
         return recorded.logits_RV
 
@@ -89,7 +88,7 @@ class RecordedDecode:
         recording.run()
         # The same operations in the same order: not close, equal.
         if torch.equal(logits_RV, ordinary_RV):
-            self._by_rows[len(plan.rows)] = _Recorded(batch, recording, logits_RV)
+            self._by_rows[len(plan.rows)] = _Recorded(self._batches.refiller(batch), recording, logits_RV)
         else:
             self.refusal = "decode steps are not recorded: this model computes outside the recording ops"
         return ordinary_RV

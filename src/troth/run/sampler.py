@@ -58,6 +58,9 @@ class Sampler:
     def __init__(self, grammars: RowGrammars | None = None) -> None:
         self._rows: dict[Row, _RowSampling] = {}
         self._grammars = grammars
+        self._drawn: list[_RowSampling] = []
+        """Whose parameters ``_draws`` holds."""
+        self._draws: Draws | None = None
 
     def follow(self, plan: StepPlan) -> None:
         """Take in the rows a plan releases and admits, and count the output tokens it feeds."""
@@ -95,11 +98,24 @@ class Sampler:
         wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
         # The draw may scale its logits in place; log-probabilities are of the distribution before temperature.
         kept = {i: logits_SV[i].log_softmax(dim=-1) for i in wanted}
-        token_S = sample(logits_SV, _draws(sampled, logits_SV.device))
+        token_S = sample(logits_SV, self._draws_of(sampled, logits_SV.device))
         logprobs = {i: token_logprobs(kept[i], int(token_S[i]), states[i].params.logprobs or 0) for i in wanted}
         if self._grammars is not None and grammar is not None:
             self._grammars.advance(grammar, token_S, rows)
         return Sampled(token_S, finite_S, logprobs, grammar)
+
+    def _draws_of(self, sampled: list[tuple[_RowSampling, int]], device: torch.device) -> Draws:
+        """Parameters and keys of a step's draws. While the same rows go on, the keys alone are new."""
+        same = len(sampled) == len(self._drawn) and all(
+            state is drawn for (state, _), drawn in zip(sampled, self._drawn, strict=True)
+        )
+        if self._draws is None or not same:
+            self._drawn = [state for state, _ in sampled]
+            self._draws = _parameters([state.params for state in self._drawn], device)
+        if not self._draws.all_greedy:
+            keys = [as_int64(step_key(state.params.seed, step)) for state, step in sampled]
+            self._draws.key_R = torch.tensor(keys, dtype=torch.int64, device=device)
+        return self._draws
 
     def prompt_logprobs_of(self, row: Row) -> int | None:
         """How many alternatives the row wants beside each prompt token; None: it does not ask."""
@@ -163,8 +179,8 @@ def _new_row(admission: Admission) -> _RowSampling:
     )
 
 
-def _draws(sampled: list[tuple[_RowSampling, int]], device: torch.device) -> Draws:
-    params = [state.params for state, _ in sampled]
+def _parameters(params: list[SamplingParams], device: torch.device) -> Draws:
+    """Draws without their keys."""
 
     def column(name: str, dtype: torch.dtype) -> Tensor:
         return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
@@ -172,8 +188,6 @@ def _draws(sampled: list[tuple[_RowSampling, int]], device: torch.device) -> Dra
     temperatures = [0.0 if p.is_greedy else p.temperature for p in params]
     # In float32 a smaller one would be 0, and keep no token at all.
     masses = [max(p.top_p, torch.finfo(torch.float32).tiny) for p in params]
-
-    keys = [as_int64(step_key(state.params.seed, step)) for state, step in sampled]
     return Draws(
         temperature_R=torch.tensor(temperatures, dtype=torch.float32, device=device),
         top_k_R=column("top_k", torch.int32),
@@ -181,6 +195,6 @@ def _draws(sampled: list[tuple[_RowSampling, int]], device: torch.device) -> Dra
         min_p_R=column("min_p", torch.float32),
         xtc_probability_R=column("xtc_probability", torch.float32),
         xtc_threshold_R=column("xtc_threshold", torch.float32),
-        key_R=torch.tensor(keys, dtype=torch.int64, device=device),
+        key_R=torch.zeros(len(params), dtype=torch.int64, device=device),
         all_greedy=all(p.is_greedy for p in params),
     )
