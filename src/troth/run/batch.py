@@ -90,7 +90,7 @@ class BatchBuilder:
 
         The plan must be of as many decodes as that one was.
         """
-        # Through numpy views made once: a decode step refills a dozen small tensors, and comes to them with cold caches.
+        # Through numpy views made once: a decode step refills a dozen small tensors, with cold caches.
         token_ids, positions = batch.token_ids_T.numpy(), batch.positions_T.numpy()
         context_len, row_ids = batch.rows.context_len_R.numpy(), batch.rows.row_R.numpy()
         groups = [
