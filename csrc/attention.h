@@ -34,17 +34,23 @@ template <int T> struct Stored;
 template <> struct Stored<KV_F32> {
     typedef float type;
     static inline V load(const float* p) { return TROTH_ISA::load(p); }
-    static inline float from(float f) { return f; }
+    static inline void store(float* to, const float* from, int count) { memcpy(to, from, count * sizeof(float)); }
 };
 template <> struct Stored<KV_F16> {
     typedef uint16_t type;
     static inline V load(const uint16_t* p) { return load_f16(p); }
-    static inline uint16_t from(float f) { return f32_to_f16(f); }
+    static inline void store(uint16_t* to, const float* from, int count) {
+        int i = 0;
+        for (; i + W <= count; i += W) store_f16(to + i, TROTH_ISA::load(from + i));
+        for (; i < count; i++) to[i] = f32_to_f16(from[i]);
+    }
 };
 template <> struct Stored<KV_BF16> {
     typedef uint16_t type;
     static inline V load(const uint16_t* p) { return load_bf16(p); }
-    static inline uint16_t from(float f) { return f32_to_bf16(f); }
+    static inline void store(uint16_t* to, const float* from, int count) {
+        for (int i = 0; i < count; i++) to[i] = f32_to_bf16(from[i]);
+    }
 };
 
 // Queries of one key-value head, with what each has seen so far.

@@ -209,19 +209,27 @@ inline void norm(const void* arguments, Turn turn) {
     }
 }
 
+// Pairs (x[i], x[i + half]) turned by their angles; what lies past 2 half is copied. y is not x.
 inline void rotate(const float* x, const float* cos, const float* sin, int half, int width, float* y) {
-    for (int i = 0; i < half; i++) {
+    int i = 0;
+    for (; i + W <= half; i += W) {
+        const V a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+        store(y + i, fma(a, c, zero() - b * s));
+        store(y + half + i, fma(b, c, a * s));
+    }
+    for (; i < half; i++) {
         const float a = x[i], b = x[i + half];
         y[i] = a * cos[i] - b * sin[i];
         y[i + half] = b * cos[i] + a * sin[i];
     }
-    for (int i = 2 * half; i < width; i++) y[i] = x[i];
+    for (i = 2 * half; i < width; i++) y[i] = x[i];
 }
 
 template <class S>
 void rotary_typed(const RotaryArguments& a, Turn turn) {
     const int D = a.head_dim, heads = a.heads + 2 * a.kv_heads;
     std::vector<float> normed(D), turned(D);
+    std::vector<typename S::type> stored(D);
     for (int t; (t = turn.take(a.tokens)) >= 0;) {
         const float* cos = a.cos + (size_t)a.positions[t] * a.half;
         const float* sin = a.sin + (size_t)a.positions[t] * a.half;
@@ -241,11 +249,11 @@ void rotary_typed(const RotaryArguments& a, Turn turn) {
             const size_t at = block * a.kv_heads + (h - a.heads) % a.kv_heads;
             if (is_key) {
                 rotate(x, cos, sin, a.half, D, turned.data());
+                S::store(stored.data(), turned.data(), D);
                 auto* k = (typename S::type*)a.k + at * D * BLOCK_KEYS + offset;
-                for (int d = 0; d < D; d++) k[(size_t)d * BLOCK_KEYS] = S::from(turned[d]);
+                for (int d = 0; d < D; d++) k[(size_t)d * BLOCK_KEYS] = stored[d];
             } else {
-                auto* v = (typename S::type*)a.v + (at * BLOCK_KEYS + offset) * D;
-                for (int d = 0; d < D; d++) v[d] = S::from(x[d]);
+                S::store((typename S::type*)a.v + (at * BLOCK_KEYS + offset) * D, x, D);
             }
         }
     }
