@@ -9,7 +9,7 @@ PORTABLE := .venv-portable
 
 setup: $(VENV)/.dev
 
-# Torch first and pinned: an unpinned one would pull a CUDA build of several gigabytes.
+# Torch first and pinned, so that nothing that needs it chooses another.
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch

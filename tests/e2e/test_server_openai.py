@@ -205,7 +205,7 @@ def test_errors_are_raised_as_what_they_are(client: Any) -> None:
         ({"temperature": -1}, "temperature", "invalid_value"),
         ({"max_tokens": CONTEXT}, "max_tokens", "context_length_exceeded"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "capability_unavailable"),
         ({"n": MAX_ROWS + MAX_WAITING + 1}, "n", "invalid_value"),
     ]:
         for stream in (False, True):

@@ -63,7 +63,9 @@ class Chats:
         async with self._http.stream("POST", CHAT, json=body) as response:
             assert response.status_code == 200, await response.aread()
             async for record in records(response):
-                answer.usage = record.get("usage") or answer.usage
+                # What came from the cache differs with the company, and nothing else may.
+                counted = {k: v for k, v in (record.get("usage") or {}).items() if k != "prompt_tokens_details"}
+                answer.usage = counted or answer.usage
                 for choice in record["choices"]:
                     answer.text += choice["delta"].get("content") or ""
                     answer.finish_reason = choice["finish_reason"] or answer.finish_reason

@@ -24,6 +24,7 @@ from troth.cli.flags import Group
 from troth.cli.main import build_parser
 from troth.config import env
 from troth.contracts.sampling import SamplingParams
+from troth.text.chat_terms import TERMS
 
 NO_MODEL = "troth.testing"
 """Python that imports this needs no model."""
@@ -116,7 +117,7 @@ def test_quickstart_lists_the_options_of_an_answer() -> None:
         "priority": 1,
         "prompt_cache": False,
     }
-    assert names == list(example)
+    assert names == [*TERMS, *example]
     opener = EngineOpener()
     engine = opener(None, None, lambda *progress: None)
     engine.chat("hi", **example)
