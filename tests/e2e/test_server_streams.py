@@ -156,8 +156,9 @@ def test_streams_killed_midway_leave_no_block_behind(server: DemoServer) -> None
     assert {0, 1, 5} <= set(read)
     server.wait_until_idle()
     ended = {end: count - before.get(end, 0) for end, count in server.ends().items() if count != before.get(end, 0)}
-    # None ran to its end; those the server had not yet read are the only ones that may be missing.
-    assert set(ended) == {"Cancelled"}
+    # None ran to its end. Those that left before an answer may be missing, or refused because the queue was full just
+    # then; for the others that would not have been a 200.
+    assert {"Cancelled"} <= set(ended) <= {"Cancelled", "Busy"}
     assert ended["Cancelled"] >= NUM_KILLED - read.count(None)
     assert server.chat(max_tokens=6).json()["choices"] == expected
 
