@@ -11,7 +11,7 @@ from troth.contracts.request import Request
 from troth.errors import Busy, ContextExceeded, RequestError
 from troth.schedule import invariants
 from troth.schedule.admission import SchedulerLimits
-from troth.schedule.scheduler import Scheduler
+from troth.schedule.scheduler import HELD_STEPS, Scheduler
 from troth.testing.fake_runner import FakeRunner, expected_answer
 
 FULL = AttentionSpec(layers=(0,), num_kv_heads=1, head_dim=8, value_dim=8, element_bytes=4)
@@ -287,6 +287,57 @@ def test_scheduler_passes_over_a_held_request_in_the_queue() -> None:
     loop.scheduler.hold(RequestId("held"), True)
     loop.run()
     assert set(loop.ends) == {"other"}
+
+
+def test_scheduler_held_row_makes_way_at_once_for_a_request_that_waits_for_nothing_else() -> None:
+    loop = Loop(limits(max_rows=1))
+    held, other = request("held", 10, 20), request("other", 10, 6)
+    loop.scheduler.add(held)
+    loop.step()
+    loop.scheduler.hold(RequestId("held"), True)
+    loop.scheduler.add(other)
+    loop.run()
+    assert loop.answers["other"] == expected_answer(other, 6, groups=(FULL,))
+    assert len(loop.answers["held"]) == 1
+    loop.scheduler.hold(RequestId("held"), False)
+    loop.run()
+    assert loop.answers["held"] == expected_answer(held, 20, groups=(FULL,))
+
+
+def test_scheduler_held_row_makes_way_for_a_request_only_after_a_pause_while_others_run() -> None:
+    loop = Loop(limits(max_rows=2))
+    held, runs, waits = request("held", 10, 20), request("runs", 10, 3 * HELD_STEPS), request("waits", 10, 2)
+    loop.scheduler.add(held)
+    loop.scheduler.add(runs)
+    loop.step()
+    loop.scheduler.hold(RequestId("held"), True)
+    loop.scheduler.add(waits)
+    for _ in range(HELD_STEPS):
+        loop.step()
+    assert loop.scheduler.num_preemptions == 0
+    for _ in range(3):
+        loop.step()
+    assert "waits" in loop.ends
+    assert "runs" not in loop.ends
+    loop.scheduler.hold(RequestId("held"), False)
+    loop.run()
+    assert loop.answers["held"] == expected_answer(held, 20, groups=(FULL,))
+    assert loop.answers["runs"] == expected_answer(runs, 3 * HELD_STEPS, groups=(FULL,))
+
+
+def test_scheduler_takes_the_blocks_of_a_held_row_before_those_of_a_younger_one() -> None:
+    loop = Loop(limits(num_blocks=(6,)))
+    held, runs = request("held", 40, 4), request("runs", 40, 30)
+    loop.scheduler.add(held)
+    loop.scheduler.add(runs)
+    loop.step()
+    loop.scheduler.hold(RequestId("held"), True)
+    loop.run()
+    assert loop.answers["runs"] == expected_answer(runs, 30, groups=(FULL,))
+    assert loop.scheduler.num_preemptions == 1
+    loop.scheduler.hold(RequestId("held"), False)
+    loop.run()
+    assert loop.answers["held"] == expected_answer(held, 4, groups=(FULL,))
 
 
 def test_scheduler_fails_only_the_rows_of_a_failed_step() -> None:

@@ -105,12 +105,20 @@ class Traffic:
         assert len(plan.rows) == len(set(plan.rows)) <= self.limits.max_rows
 
     def drain(self) -> None:
+        """Let everyone end: first those whose consumers read, past all that are held; then the held ones too."""
+        self.run_dry()
+        unread = {state.request_id for state in self.scheduler.states() if state.held}
+        starved = self.requests.keys() - self.ends.keys() - self.cancelled - unread
+        assert not starved, f"{starved} wait behind {unread}, which nobody reads"
         for number in range(len(self.requests)):
             self.hold(number, False)
+        self.run_dry()
+
+    def run_dry(self) -> None:
         for _ in range(20_000):
             if not self.step():
                 return
-        raise AssertionError("a request never ended")
+        raise AssertionError("the scheduler goes on without end")
 
 
 @given(calls=traffic, blocks=st.integers(6, 40), depth=st.integers(0, 1))
@@ -128,4 +136,32 @@ def test_scheduler_keeps_its_laws_under_random_traffic(calls: list[tuple], block
             assert world.answers[name] == full
     assert world.scheduler.is_idle
     assert [pool.num_used for pool in world.scheduler.pools] == [0, 0]
+    assert replay(world.lines) == len(world.lines) - 1
+
+
+@given(
+    unread=st.lists(st.tuples(st.integers(1, 90), st.integers(2, 40), st.integers(0, 2)), min_size=1, max_size=6),
+    others=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40), st.integers(0, 2)), min_size=1, max_size=4),
+    blocks=st.integers(9, 24),
+    before=st.integers(1, 12),
+    depth=st.integers(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_scheduler_lets_nobody_wait_for_a_consumer_that_does_not_read(
+    unread: list[tuple[int, int, int]], others: list[tuple[int, int, int]], blocks: int, before: int, depth: int
+) -> None:
+    world = Traffic(limits(groups=GROUPS, num_blocks=(blocks, blocks)), depth)
+    for one in unread:
+        world.add(*one)
+    world.steps(before)
+    for number in range(len(unread)):
+        world.hold(number, True)
+    for one in others:
+        world.add(*one)
+    world.drain()
+    for name, asked in world.requests.items():
+        if world.ends[name] != "refused":
+            assert asked.max_tokens is not None
+            full = expected_answer(asked, asked.max_tokens, groups=GROUPS, answer_length=Traffic.length_of)
+            assert world.answers[name] == full
     assert replay(world.lines) == len(world.lines) - 1

@@ -4,7 +4,8 @@
 tensor, randomness or thread: the same calls give the same plans (``replay.py`` proves it on recorded traces).
 
 Fairness in one step: every running decode first, then prompt chunks. Beside decodes the prompts together get exactly
-``chunk_tokens``, so a decode waits at most one chunk and a prompt advances by at least one chunk per step.
+``chunk_tokens``, so a decode waits at most one chunk and a prompt advances by at least one chunk per step. A held
+request, whose consumer does not read, keeps its row and blocks only as long as nobody waits for them.
 
 A second step may be planned before the first is committed (``plan.ON_DEVICE`` stands for the token still in flight).
 What a commit confirms is offered to the prompt cache at once, so that requests still running share it too.
@@ -48,6 +49,11 @@ SETTLING: Final = Status.SETTLING
 ENDED: Final = Status.ENDED
 
 Order = Callable[[RequestState], tuple[int, ...]]
+
+HELD_STEPS: Final = 64
+"""Steps of others that a held row sits out before it makes way for a request that waits: about what a consumer that
+only hesitates takes, so that it is not computed again for a moment's pause.
+"""
 
 
 @dataclass(slots=True)
@@ -189,7 +195,10 @@ class Scheduler:
         state.max_tokens += len(token_ids)
 
     def hold(self, request_id: RequestId, held: bool) -> None:
-        """Stop or resume planning for a request whose consumer does not keep up. It keeps its row and blocks."""
+        """Stop or resume planning for a request whose consumer does not keep up.
+
+        It keeps its row and blocks until others need them; then it waits, and is computed again when it goes on.
+        """
         state = self._states.get(request_id)
         if state is not None:
             state.held = held
@@ -310,12 +319,20 @@ class Scheduler:
                 return
             if state.status is RUNNING:
                 budget -= self._plan_chunk(plan, state, min(budget, widest))
-        while admit_waiting and budget > 0 and self._free_rows:
+        while admit_waiting and budget > 0 and self._waiting:
+            idle = self._held_row(plan)
+            if not self._free_rows and idle is None:
+                return
             ready = (s for s in self._waiting if not s.num_pending and not s.held)
             first = next((s for s in ready if not self._supply.is_coming(s, self._running)), None)
-            if first is None or not self._admit(first, plan):
+            if first is None:
                 return
-            budget -= self._plan_chunk(plan, first, min(budget, widest))
+            if self._admit(first, plan):
+                budget -= self._plan_chunk(plan, first, min(budget, widest))
+            elif idle is not None:
+                self._preempt(idle)
+            else:
+                return
 
     def _plan_chunk(self, plan: StepPlan, state: RequestState, width: int) -> int:
         """Feed the row's next chunk of at most ``width`` tokens; how many it got."""
@@ -357,7 +374,7 @@ class Scheduler:
 
     def _admit(self, state: RequestState, plan: StepPlan) -> bool:
         """Give a waiting request a row and the promise of its prompt's blocks; False when it must wait."""
-        match = self._supply.start(state, self._running)
+        match = self._supply.start(state, self._running) if self._free_rows else None
         if match is None:
             return False
         self._waiting.remove(state)
@@ -377,13 +394,13 @@ class Scheduler:
         return True
 
     def _make_room(self, state: RequestState, num_tokens: int, plan: StepPlan) -> bool:
-        """Give the row slots for its first ``num_tokens`` tokens, preempting younger rows; False when it must wait.
+        """Give the row slots for its first ``num_tokens`` tokens, preempting held rows, then younger ones; False if it must wait.
 
         Rows already in this plan are not preempted: their turn this step is promised. The oldest row always gets room,
         so some request always advances.
         """
         while (updates := self._supply.grow(state, num_tokens)) is None:
-            victim = self._running[-1]
+            victim = next((s for s in reversed(self._running) if s.held), self._running[-1])
             if victim.last_step == plan.step_id:
                 return False
             self._preempt(victim)
@@ -391,6 +408,14 @@ class Scheduler:
                 return False
         plan.block_updates += updates
         return True
+
+    def _held_row(self, plan: StepPlan) -> RequestState | None:
+        """The youngest held row that others have waited for long enough, or whom alone they wait for."""
+        blocked = not plan.rows and not self._in_flight
+        for state in reversed(self._running):
+            if state.held and (blocked or plan.step_id - state.last_step > HELD_STEPS):
+                return state
+        return None
 
     def _preempt(self, state: RequestState) -> None:
         """Take a row's blocks; it will be computed again from its tokens and continue exactly where it was."""
