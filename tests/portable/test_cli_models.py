@@ -30,8 +30,8 @@ def _nothing_else_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TROTH_MODEL", raising=False)
 
 
-def listed(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[str, Any]]:
-    assert main(["models", "--json", *map(str, arguments)]) == 0
+def listed(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> list[dict[str, Any]]:
+    assert main(["models", "--json", *map(str, arguments)]) == code
     value: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return value
 
@@ -104,7 +104,8 @@ def test_models_lists_broken_ones_with_their_reason(tmp_path: Path, capsys: pyte
     lonely = {"model.safetensors": safetensors_bytes({"a": tensor_entry("F32", [1], 0, 4)}, bytes(4))}
     write_folder(tmp_path / "lonely", lonely)
     good = gguf(tmp_path / "good.gguf")
-    entries = listed(capsys, tmp_path / "cut.gguf", tmp_path / "empty", tmp_path / "lonely", tmp_path / "gone", good)
+    places = [tmp_path / name for name in ("cut.gguf", "empty", "lonely", "gone")]
+    entries = listed(capsys, *places, good, code=2)
     problems = [entry["problem"] for entry in entries]
     assert problems[4] is None
     for problem, told in zip(
@@ -114,9 +115,16 @@ def test_models_lists_broken_ones_with_their_reason(tmp_path: Path, capsys: pyte
     assert all(entry["family"] is None and entry["size_bytes"] is None for entry in entries[:4])
 
 
+def test_models_says_by_its_exit_code_that_a_place_named_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = listed(capsys, gguf(tmp_path / "fine.gguf"), tmp_path / "gone", code=2)
+    assert [entry["problem"] is None for entry in entries] == [True, False]
+
+
 def test_models_table_tells_the_good_and_then_the_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = gguf(tmp_path / "pebble.gguf")
-    assert main(["models", str(path), str(tmp_path / "gone")]) == 0
+    assert main(["models", str(path), str(tmp_path / "gone")]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["name", "family", "parameters", "format", "size", "context", "path"]
     assert lines[2].split() == [

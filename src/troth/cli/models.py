@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from argparse import Namespace
+from pathlib import Path
 from typing import Final
 
 from troth.cli.catalogue import Entry, catalogue
-from troth.cli.exit_code import DONE
+from troth.cli.exit_code import DONE, USER_ERROR
 from troth.cli.quantity import bytes_text, count_text
 from troth.cli.table import table
 from troth.cli.terminal import Terminal
@@ -23,11 +24,12 @@ _NOTHING: Final = (
 
 
 def run(args: Namespace, terminal: Terminal) -> int:
-    """List them. Raises OptionError."""
+    """List them; USER_ERROR when a place named on the command line is not there. Raises OptionError."""
     entries = catalogue(args.paths, env.defaults(["model"]).get("model"))
+    code = DONE if all(Path(path).exists() for path in args.paths) else USER_ERROR
     if args.json:
         terminal.line(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2, ensure_ascii=False))
-        return DONE
+        return code
     readable = [entry for entry in entries if entry.problem is None]
     broken = [entry for entry in entries if entry.problem is not None]
     if readable:
@@ -39,7 +41,7 @@ def run(args: Namespace, terminal: Terminal) -> int:
         terminal.line(("\n" if readable else "") + "Cannot be read:")
         for entry in broken:
             terminal.line(f"  {entry.problem}")
-    return DONE
+    return code
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:

@@ -394,7 +394,7 @@ class Scheduler:
         return True
 
     def _make_room(self, state: RequestState, num_tokens: int, plan: StepPlan) -> bool:
-        """Give the row slots for its first ``num_tokens`` tokens, preempting held rows, then younger ones; False if it must wait.
+        """Give the row slots for its first ``num_tokens`` tokens, preempting held, then younger rows; False to wait.
 
         Rows already in this plan are not preempted: their turn this step is promised. The oldest row always gets room,
         so some request always advances.
