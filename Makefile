@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PORTABLE := .venv-portable
 
-.PHONY: setup demo test test-portable test-device check fix budget bench clean
+.PHONY: setup demo test test-portable test-device fuzz check check-neon fix budget bench clean
 
 setup: $(VENV)/.dev
 
@@ -31,16 +31,17 @@ demo: $(VENV)/.model
 	@echo
 	@echo "Serve it to any OpenAI client:  $(BIN)/troth serve     (http://127.0.0.1:8080/v1)"
 
-test: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/python -m pytest
+# The torch-free rings where torch is not installed, the rest where it is.
+test: $(VENV)/.dev $(VENV)/.model test-portable
+	$(BIN)/python -m pytest tests/cpu tests/device tests/e2e
 
-# The torch-free rings, proved where torch is not installed.
+# Without torch, and without the kernels that need it.
 $(PORTABLE)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PORTABLE)
 	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt \
 	    tokenizers jinja2 jsonschema llguidance numpy msgspec pyzmq starlette uvicorn rich prometheus-client \
 	    pytest pytest-timeout hypothesis httpx pytest-cov
-	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install --no-deps -e .
+	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install --no-deps -C wheel.cmake=false -e .
 	touch $@
 
 test-portable: $(PORTABLE)/.done
@@ -49,11 +50,20 @@ test-portable: $(PORTABLE)/.done
 test-device: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/device
 
+# Ten minutes of random answers, other ones each time: nothing is lost, and nothing depends on how the text was cut.
+FUZZ_EXAMPLES ?= 2000
+fuzz: $(VENV)/.dev
+	TROTH_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/portable/test_classifier.py
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The kernels for 64-bit ARM, compiled and, in an emulator, compared with the portable ones. About two minutes.
+check-neon:
+	scripts/check_neon.sh
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

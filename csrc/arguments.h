@@ -12,7 +12,7 @@ namespace troth {
 enum Format : int { FORMAT_Q4_0, FORMAT_Q4_1, FORMAT_Q5_0, FORMAT_Q5_1, FORMAT_Q8_0, FORMAT_Q4_K, FORMAT_Q5_K,
                     FORMAT_Q6_K, FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMATS };
 
-enum KvType : int { KV_F32, KV_F16, KV_BF16 };
+enum KvType : int { KV_F32, KV_F16, KV_BF16, KV_I8 };
 
 enum Act : int { ACT_SILU, ACT_GELU_TANH };
 
@@ -80,6 +80,8 @@ struct RotaryArguments {
     const int64_t* slots;     // [T]
     void* k;                  // [N, K, D, 16]
     void* v;                  // [N, K, 16, D]
+    float* k_scale;           // [N, K, 16] of int8 keys, else null
+    float* v_scale;
     int kv_type;
     float* q;                 // [T, H, D]
     int tokens;
@@ -89,6 +91,8 @@ struct AttentionArguments {
     const float* q;           // [T, H, D]
     const void* k;            // [N, K, D, 16]
     const void* v;            // [N, K, 16, D]
+    const float* k_scale;     // [N, K, 16] of int8 keys, else null
+    const float* v_scale;
     int kv_type;
     int heads, kv_heads, head_dim;
     const int32_t* tables;    // [R, table_stride] block ids
@@ -126,6 +130,14 @@ struct SampleArguments {
     const float* xtc_threshold;
     const int64_t* key;
     int64_t* token;           // [R]
+};
+
+struct MaskArguments {
+    float* logits;            // [R, vocab], changed in place
+    int vocab;
+    const int64_t* rows;      // [masks], each at most once
+    const uint32_t* allowed;  // [masks, vocab / 32, rounded up]: bit i % 32 of word i / 32 is token i's
+    int masks;
 };
 
 struct FiniteArguments {

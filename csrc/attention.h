@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "arguments.h"
@@ -30,14 +31,18 @@ inline void in_tiles(int at, int count, Visit visit) {
     if constexpr (N > 1) in_tiles<N - 1>(at, count, visit);
 }
 
+// How keys and values are held. SCALED: each key and each value of a head is integers times one float, which belongs to
+// its score and to its weight: the products themselves meet integers.
 template <int T> struct Stored;
 template <> struct Stored<KV_F32> {
     typedef float type;
+    static constexpr bool SCALED = false;
     static inline V load(const float* p) { return TROTH_ISA::load(p); }
     static inline void store(float* to, const float* from, int count) { memcpy(to, from, count * sizeof(float)); }
 };
 template <> struct Stored<KV_F16> {
     typedef uint16_t type;
+    static constexpr bool SCALED = false;
     static inline V load(const uint16_t* p) { return load_f16(p); }
     static inline void store(uint16_t* to, const float* from, int count) {
         int i = 0;
@@ -47,9 +52,30 @@ template <> struct Stored<KV_F16> {
 };
 template <> struct Stored<KV_BF16> {
     typedef uint16_t type;
+    static constexpr bool SCALED = false;
     static inline V load(const uint16_t* p) { return load_bf16(p); }
     static inline void store(uint16_t* to, const float* from, int count) {
         for (int i = 0; i < count; i++) to[i] = f32_to_bf16(from[i]);
+    }
+};
+template <> struct Stored<KV_I8> {
+    typedef int8_t type;
+    static constexpr bool SCALED = true;
+    static inline V load(const int8_t* p) { return load_i8(p); }
+    // Nearest multiples of the scale, which takes the largest to 127 or -127. What is not finite makes the scale so.
+    static inline float store(int8_t* to, const float* from, int count) {
+        uint32_t top = 0;  // of the bits of |x|: they are in the order of the numbers, infinity and nan above them all
+        for (int i = 0; i < count; i++) {
+            uint32_t bits;
+            memcpy(&bits, from + i, 4);
+            top = std::max(top, bits & 0x7fffffff);
+        }
+        float largest;
+        memcpy(&largest, &top, 4);
+        const float scale = largest / 127.0f;
+        const bool usable = scale > 0 && largest <= std::numeric_limits<float>::max();
+        for (int i = 0; i < count; i++) to[i] = usable ? (int8_t)nearbyintf(from[i] / scale) : (int8_t)0;
+        return scale;
     }
 };
 
@@ -77,6 +103,11 @@ struct Segment {
     const typename S::type* block(const void* cache, int b) const {
         return (const typename S::type*)cache + ((size_t)table[b] * a.kv_heads + kv_head) * a.head_dim * BLOCK_KEYS;
     }
+    // The scales of W keys or values from key - base = j on.
+    V scales(const float* of, int j) const {
+        const int key = base() + j;
+        return load(of + ((size_t)table[key / BLOCK_KEYS] * a.kv_heads + kv_head) * BLOCK_KEYS + key % BLOCK_KEYS);
+    }
 
     // scores[i][key - base] of queries at .. at + N - 1 and the 16 keys of block b. AHEAD: the block's values and the next
     // block's keys are fetched meanwhile, which pays where every key is met once.
@@ -90,8 +121,10 @@ struct Segment {
             for (int l = 0; l < LANES; l++) acc[i][l] = zero();
         for (int d = 0; d < a.head_dim; d++) {
             if constexpr (AHEAD) {
-                __builtin_prefetch(next + d * BLOCK_KEYS);
-                __builtin_prefetch(values + d * BLOCK_KEYS);
+                if (sizeof(*keys) > 1 || d % 4 == 0) {  // once per line of 64 bytes
+                    __builtin_prefetch(next + d * BLOCK_KEYS);
+                    __builtin_prefetch(values + d * BLOCK_KEYS);
+                }
             }
             V k[LANES];
             for (int l = 0; l < LANES; l++) k[l] = S::load(keys + d * BLOCK_KEYS + l * W);
@@ -145,6 +178,7 @@ struct Segment {
         const int whole_begin = (first - base()) / W * W, whole_end = (last - base() + W - 1) / W * W;
         for (int j = whole_begin; j < whole_end; j += W) {
             V s = load(scores + j) * all(a.scale);
+            if constexpr (S::SCALED) s = s * scales(a.k_scale, j);
             if (a.softcap > 0) s = all(a.softcap) * tanh(s / all(a.softcap));
             store(scores + j, s);
         }
@@ -157,8 +191,9 @@ struct Segment {
         V total = zero();
         for (int j = whole_begin; j < whole_end; j += W) {
             V w = exp(load(scores + j) - shift);
-            store(scores + j, w);
             total = total + w;
+            if constexpr (S::SCALED) w = w * scales(a.v_scale, j);
+            store(scores + j, w);
         }
         *mass = sum(total);
     }
@@ -291,7 +326,8 @@ inline void attend_any(const void* arguments, Turn turn) {
     switch (a.kv_type) {
         case KV_F32: attend<Stored<KV_F32>>(a, turn); break;
         case KV_F16: attend<Stored<KV_F16>>(a, turn); break;
-        default: attend<Stored<KV_BF16>>(a, turn); break;
+        case KV_BF16: attend<Stored<KV_BF16>>(a, turn); break;
+        default: attend<Stored<KV_I8>>(a, turn); break;
     }
 }
 

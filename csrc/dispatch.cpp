@@ -11,6 +11,9 @@
 namespace troth {
 
 const Kernels* baseline_kernels();
+#if defined(TROTH_ARM)
+const Kernels* neon_kernels();
+#endif
 #if defined(TROTH_X86)
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
@@ -51,6 +54,9 @@ std::vector<std::string> instruction_sets() {
     if (bf16 && !fast_bf16) names.push_back("avx512bf16");
     if (avx2) names.push_back("avx2");
 #endif
+#if defined(TROTH_ARM)
+    names.push_back("neon");  // every 64-bit ARM processor has it
+#endif
     names.push_back("baseline");
     return names;
 }
@@ -64,6 +70,9 @@ const Kernels* kernels_named(const std::string& name) {
     if (name == "avx512bf16") return avx512bf16_kernels();
     if (name == "avx512") return avx512_kernels();
     if (name == "avx2") return avx2_kernels();
+#endif
+#if defined(TROTH_ARM)
+    if (name == "neon") return neon_kernels();
 #endif
     return baseline_kernels();
 }

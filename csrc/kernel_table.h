@@ -20,6 +20,7 @@ struct Kernels {
     void (*gate)(const void*, Turn);
     void (*sample)(const void*, Turn);
     void (*finite)(const void*, Turn);
+    void (*mask)(const void*, Turn);
 };
 
 }  // namespace troth

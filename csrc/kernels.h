@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "kernel_table.h"
 #include "linear.h"
+#include "mask.h"
 #include "pool.h"
 #include "sample.h"
 
@@ -225,6 +226,15 @@ inline void rotate(const float* x, const float* cos, const float* sin, int half,
     for (i = 2 * half; i < width; i++) y[i] = x[i];
 }
 
+// One key or value of a head in its stored form, with its scale where it has one.
+template <class S>
+inline void keep(typename S::type* to, const float* from, int count, float* scales, size_t at) {
+    if constexpr (S::SCALED)
+        scales[at] = S::store(to, from, count);
+    else
+        S::store(to, from, count);
+}
+
 template <class S>
 void rotary_typed(const RotaryArguments& a, Turn turn) {
     const int D = a.head_dim, heads = a.heads + 2 * a.kv_heads;
@@ -249,11 +259,12 @@ void rotary_typed(const RotaryArguments& a, Turn turn) {
             const size_t at = block * a.kv_heads + (h - a.heads) % a.kv_heads;
             if (is_key) {
                 rotate(x, cos, sin, a.half, D, turned.data());
-                S::store(stored.data(), turned.data(), D);
+                keep<S>(stored.data(), turned.data(), D, a.k_scale, at * BLOCK_KEYS + offset);
                 auto* k = (typename S::type*)a.k + at * D * BLOCK_KEYS + offset;
                 for (int d = 0; d < D; d++) k[(size_t)d * BLOCK_KEYS] = stored[d];
             } else {
-                S::store((typename S::type*)a.v + (at * BLOCK_KEYS + offset) * D, x, D);
+                keep<S>((typename S::type*)a.v + (at * BLOCK_KEYS + offset) * D, x, D, a.v_scale,
+                        at * BLOCK_KEYS + offset);
             }
         }
     }
@@ -264,7 +275,8 @@ inline void rotary(const void* arguments, Turn turn) {
     switch (a.kv_type) {
         case KV_F32: rotary_typed<Stored<KV_F32>>(a, turn); break;
         case KV_F16: rotary_typed<Stored<KV_F16>>(a, turn); break;
-        default: rotary_typed<Stored<KV_BF16>>(a, turn); break;
+        case KV_BF16: rotary_typed<Stored<KV_BF16>>(a, turn); break;
+        default: rotary_typed<Stored<KV_I8>>(a, turn); break;
     }
 }
 
@@ -301,7 +313,7 @@ constexpr Kernels table(const char* name) {
     const bool bf16 = false;
 #endif
     return {name, W, bf16, linear, round_inputs, embedding, norm, rotary, attend_any, attend_merge, gate,
-            sample, finite};
+            sample, finite, mask};
 }
 
 }  // namespace TROTH_ISA

@@ -102,19 +102,20 @@ public:
 
     void rotary(uintptr_t qkv, int heads, int kv_heads, int head_dim, uintptr_t positions, uintptr_t cos, uintptr_t sin,
                 int half, uintptr_t q_norm, uintptr_t k_norm, float eps, uintptr_t slots, uintptr_t k, uintptr_t v,
-                int kv_type, uintptr_t q, int tokens) {
+                uintptr_t k_scale, uintptr_t v_scale, int kv_type, uintptr_t q, int tokens) {
         RotaryArguments a{at<const float>(qkv), heads, kv_heads, head_dim, at<const int64_t>(positions),
                           at<const float>(cos), at<const float>(sin), half, at<const float>(q_norm),
-                          at<const float>(k_norm), eps, at<const int64_t>(slots), at<void>(k), at<void>(v), kv_type,
-                          at<float>(q), tokens};
+                          at<const float>(k_norm), eps, at<const int64_t>(slots), at<void>(k), at<void>(v),
+                          at<float>(k_scale), at<float>(v_scale), kv_type, at<float>(q), tokens};
         take(kernels().rotary, a);
     }
 
-    void attention(uintptr_t q, uintptr_t k, uintptr_t v, int kv_type, int heads, int kv_heads, int head_dim,
-                   uintptr_t tables, size_t table_stride, uintptr_t starts, uintptr_t lengths, int rows, int single,
-                   float scale, int window, float softcap, uintptr_t out, uintptr_t parts, int max_segments,
-                   uintptr_t scratch, size_t scratch_stride) {
-        AttentionArguments a{at<const float>(q), at<const void>(k), at<const void>(v), kv_type, heads, kv_heads, head_dim,
+    void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t k_scale, uintptr_t v_scale, int kv_type, int heads,
+                   int kv_heads, int head_dim, uintptr_t tables, size_t table_stride, uintptr_t starts,
+                   uintptr_t lengths, int rows, int single, float scale, int window, float softcap, uintptr_t out,
+                   uintptr_t parts, int max_segments, uintptr_t scratch, size_t scratch_stride) {
+        AttentionArguments a{at<const float>(q), at<const void>(k), at<const void>(v), at<const float>(k_scale),
+                             at<const float>(v_scale), kv_type, heads, kv_heads, head_dim,
                              at<const int32_t>(tables), table_stride, at<const int32_t>(starts),
                              at<const int32_t>(lengths), rows, single, scale, window, softcap, at<float>(out),
                              at<float>(parts), max_segments, at<float>(scratch), scratch_stride};
@@ -138,6 +139,11 @@ public:
     void finite(uintptr_t x, int rows, int width, uintptr_t finite) {
         FiniteArguments a{at<const float>(x), rows, width, at<bool>(finite)};
         take(kernels().finite, a, rows);
+    }
+
+    void mask(uintptr_t logits, int vocab, uintptr_t rows, uintptr_t allowed, int masks) {
+        MaskArguments a{at<float>(logits), vocab, at<const int64_t>(rows), at<const uint32_t>(allowed), masks};
+        take(kernels().mask, a, masks);
     }
 
 private:
@@ -175,7 +181,7 @@ private:
 NB_MODULE(_cpu, m) {
     using namespace troth;
     m.doc() = "CPU kernels of Troth. Use through troth.ops; addresses are not checked.";
-    m.attr("INTERFACE") = 2;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
+    m.attr("INTERFACE") = 4;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
     m.def("instruction_sets", &instruction_sets, "Names this processor can run, widest first.");
     m.def("group_bytes", &group_bytes, "Bytes of 16 packed rows of a quantised format.");
     nb::class_<Weight>(m, "Weight")
@@ -200,5 +206,6 @@ NB_MODULE(_cpu, m) {
         .def("attention", &Tape::attention, nb::call_guard<nb::gil_scoped_release>())
         .def("gate", &Tape::gate, nb::call_guard<nb::gil_scoped_release>())
         .def("sample", &Tape::sample, nb::call_guard<nb::gil_scoped_release>())
-        .def("finite", &Tape::finite, nb::call_guard<nb::gil_scoped_release>());
+        .def("finite", &Tape::finite, nb::call_guard<nb::gil_scoped_release>())
+        .def("mask", &Tape::mask, nb::call_guard<nb::gil_scoped_release>());
 }

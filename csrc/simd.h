@@ -1,7 +1,7 @@
 // One float vector V of W lanes per instruction set, and the few operations kernels are written in.
 //
-// Everything else is C++ with GCC's vector extensions (bytes16), which gcc and clang turn into SSE2, AVX or NEON.
-// Exactly one of TROTH_AVX512, TROTH_AVX2 or neither is defined per translation unit (CMakeLists.txt).
+// The last branch is C++ with GCC's vector extensions, for any processor.
+// One of TROTH_AVX512, TROTH_AVX2 and TROTH_NEON, or none, is defined per translation unit (isa_*.cpp).
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,12 @@
 
 #if defined(TROTH_AVX512) || defined(TROTH_AVX2)
 #include <immintrin.h>
+#elif defined(TROTH_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace troth {
 namespace TROTH_ISA {
-
-typedef uint8_t bytes16 __attribute__((vector_size(16)));
-typedef int8_t signed16 __attribute__((vector_size(16)));
-
-inline bytes16 load16(const void* p) {
-    bytes16 b;
-    memcpy(&b, p, 16);
-    return b;
-}
-
-inline bytes16 all16(uint8_t value) {
-    return bytes16{} + value;
-}
 
 #if defined(TROTH_AVX512)
 
@@ -40,8 +29,6 @@ inline V max(V a, V b) { return _mm512_max_ps(a, b); }
 inline V min(V a, V b) { return _mm512_min_ps(a, b); }
 inline float sum(V v) { return _mm512_reduce_add_ps(v); }
 inline float largest(V v) { return _mm512_reduce_max_ps(v); }
-inline void widen(bytes16 b, V* out) { out[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)b)); }
-inline void widen_signed(bytes16 b, V* out) { out[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b)); }
 inline V load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 inline void store_f16(uint16_t* p, V v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v, 0)); }
 inline V load_bf16(const uint16_t* p) {
@@ -71,16 +58,6 @@ inline float largest(V v) {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
-inline void widen(bytes16 b, V* out) {
-    __m128i v = (__m128i)b;
-    out[0] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v));
-    out[1] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(v, v)));
-}
-inline void widen_signed(bytes16 b, V* out) {
-    __m128i v = (__m128i)b;
-    out[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v));
-    out[1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(v, v)));
-}
 inline V load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 inline void store_f16(uint16_t* p, V v) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v, 0)); }
 inline V load_bf16(const uint16_t* p) {
@@ -88,6 +65,35 @@ inline V load_bf16(const uint16_t* p) {
 }
 inline V load_i8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
 inline V load_u8(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+
+#elif defined(TROTH_NEON)
+
+typedef float32x4_t V;
+constexpr int W = 4;
+inline V zero() { return vdupq_n_f32(0); }
+inline V all(float x) { return vdupq_n_f32(x); }
+inline V load(const float* p) { return vld1q_f32(p); }
+inline void store(float* p, V v) { vst1q_f32(p, v); }
+inline V fma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
+inline V max(V a, V b) { return vmaxq_f32(a, b); }
+inline V min(V a, V b) { return vminq_f32(a, b); }
+inline float sum(V v) { return vaddvq_f32(v); }
+inline float largest(V v) { return vmaxvq_f32(v); }
+inline V load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+inline void store_f16(uint16_t* p, V v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+inline V load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+inline V load_i8(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    const int8x8_t bytes = vreinterpret_s8_s32(vdup_n_s32(four));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
+}
+inline V load_u8(const uint8_t* p) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(four));
+    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
+}
 
 #else
 
@@ -108,17 +114,6 @@ inline float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 inline float largest(V v) {
     float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
     return a > b ? a : b;
-}
-inline void widen(bytes16 b, V* out) {
-    float lanes[16];
-    for (int i = 0; i < 16; i++) lanes[i] = (float)b[i];
-    for (int i = 0; i < 4; i++) out[i] = load(lanes + 4 * i);
-}
-inline void widen_signed(bytes16 b, V* out) {
-    signed16 s = (signed16)b;
-    float lanes[16];
-    for (int i = 0; i < 16; i++) lanes[i] = (float)s[i];
-    for (int i = 0; i < 4; i++) out[i] = load(lanes + 4 * i);
 }
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f);
@@ -143,6 +138,9 @@ inline V load_u8(const uint8_t* p) { return V{(float)p[0], (float)p[1], (float)p
 #if defined(TROTH_AVX512) || defined(TROTH_AVX2)
 inline float f16_to_f32(uint16_t h) { return _cvtsh_ss(h); }
 inline uint16_t f32_to_f16(float f) { return _cvtss_sh(f, 0); }
+#elif defined(TROTH_NEON)
+inline float f16_to_f32(uint16_t h) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h))), 0); }
+inline uint16_t f32_to_f16(float f) { return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(f))), 0); }
 #else
 inline float f16_to_f32(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023, bits;
@@ -205,6 +203,12 @@ inline V power_of_two(V k) {
 }
 inline V nearest(V v) { return _mm256_round_ps(v, 8); }
 inline V zero_below(V x, V limit, V v) { return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_GE_OQ), v); }
+#elif defined(TROTH_NEON)
+inline V power_of_two(V k) {
+    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(k), vdupq_n_s32(127)), 23));
+}
+inline V nearest(V v) { return vrndnq_f32(v); }
+inline V zero_below(V x, V limit, V v) { return vbslq_f32(vcgeq_f32(x, limit), v, zero()); }
 #else
 typedef int32_t I __attribute__((vector_size(16)));
 inline V power_of_two(V k) { return (V)((__builtin_convertvector(k, I) + 127) << 23); }

@@ -33,7 +33,7 @@ class ScriptedThread:
         self._script = script
         self._on_event = on_event
 
-    def submit(self, request: Request) -> ScriptedStream:
+    def submit(self, request: Request, *, whole: bool = False) -> ScriptedStream:
         self.requests.append(request)
         return ScriptedStream(self, request)
 
@@ -103,7 +103,9 @@ class EngineOpener:
         *,
         context_tokens: int = 8192,
         on_event: Callable[[Event], None] = lambda event: None,
+        capabilities: TemplateCapabilities | None = None,
     ) -> None:
+        self._capabilities = capabilities or TemplateCapabilities()
         script = (
             answer
             if callable(answer)
@@ -118,7 +120,7 @@ class EngineOpener:
         text = SimpleNamespace(
             prompts=lambda context_tokens: BytePrompts(self.early_limit),
             tokenizer=ByteTokenizer(),
-            capabilities=TemplateCapabilities(),
+            capabilities=self._capabilities,
             calls=None,
             defaults=SimpleNamespace(sampling=lambda **values: SamplingParams(**values)),
         )

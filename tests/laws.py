@@ -5,16 +5,18 @@ them. Token ids must be equal, and with them texts, finish reasons and counts; l
 order.
 
     batched = single         chunked = whole         preempted = uninterrupted         stream = whole
-    prefix hit = cold
+    prefix hit = cold        restored = cold
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from troth.contracts.events import Completed, Event, Failed, Segment
 from troth.contracts.names import BLOCK_TOKENS, RequestId
+from troth.contracts.prefix_cache import DiskCacheStatus
 from troth.contracts.request import Request
 from troth.run.engine import EngineLoop
 from troth.schedule import invariants
@@ -36,6 +38,8 @@ class Serving:
     prompt_cache: bool = False
     num_checkpoints: int = 64
     """Of models with recurrent layers."""
+    disk_folder: Path | None = None
+    """Of the prompt cache's disk tier; None: there is none."""
 
 
 BuildEngine = Callable[[Serving], tuple[EngineLoop, Scheduler]]
@@ -51,7 +55,7 @@ class Answer:
     end: Completed
 
 
-class _Collector:
+class Collector:
     """A consumer that always keeps up."""
 
     def __init__(self) -> None:
@@ -85,7 +89,7 @@ def serve(
 
 def serve_on(loop: EngineLoop, scheduler: Scheduler, requests: Sequence[Request], *, stagger: int = 0) -> list[Answer]:
     """As ``serve``, on an engine that may have served others before."""
-    collectors = [_Collector() for _ in requests]
+    collectors = [Collector() for _ in requests]
     for request, collector in zip(requests, collectors, strict=True):
         loop.add(request, collector)
         for _ in range(stagger):
@@ -182,6 +186,36 @@ def prefix_hit_equals_cold(build: BuildEngine, requests: Sequence[Request], serv
     assert not any(answer.end.usage.num_cached_tokens for answer in answers)
 
 
+def restored_equals_cold(build: BuildEngine, requests: Sequence[Request], serving: Serving) -> None:
+    """After a restart, next turns, retries and branches served from disk get what they got alone."""
+    first = [replace(one, boundary=max(0, len(one.prompt_ids) - 3)) for one in requests]
+    cold = alone(build, first)
+    second = [_next_turn(one, answer) for one, answer in zip(first, cold, strict=True)]
+    branches = [_branch(one) for one in second]
+    cold_second, cold_branches = alone(build, second), alone(build, branches)
+    serving = replace(serving, prompt_cache=True)
+    for round_, stagger, wanted in (
+        (first, 0, cold),
+        (second, 3, cold_second),
+        (branches, 0, cold_branches),
+        (second, 2, cold_second),
+    ):
+        loop, scheduler = build(serving)
+        assert_same(serve_on(loop, scheduler, round_, stagger=stagger), wanted)
+        num_restored = disk_status(loop).num_restored_tokens
+        assert (num_restored == 0) == (round_ is first), f"{num_restored} tokens came back"
+        loop.close()
+        assert not disk_status(loop).trouble
+
+
+def disk_status(loop: EngineLoop) -> DiskCacheStatus:
+    """What an engine's disk tier tells."""
+    status = loop.status("ready", ()).prefix_cache
+    assert status is not None
+    assert status.disk is not None
+    return status.disk
+
+
 def _next_turn(request: Request, answer: Answer) -> Request:
     said = [token for token in answer.token_ids if token not in request.eos_ids]
     prompt = (*request.prompt_ids, *said, 3, 1, 4, 1, 5)
@@ -199,7 +233,7 @@ def _branch(request: Request) -> Request:
 def _cancel_half_way(loop: EngineLoop, scheduler: Scheduler, requests: Sequence[Request]) -> None:
     for number, request in enumerate(requests):
         one = replace(request, request_id=RequestId(f"{request.request_id}-c"))
-        loop.add(one, _Collector())
+        loop.add(one, Collector())
         for _ in range(1 + number % 4):
             loop.step()
         loop.cancel(one.request_id, "requested")

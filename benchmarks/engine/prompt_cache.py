@@ -1,4 +1,4 @@
-"""Time to first token of a long conversation's next turn, cold and from the prompt cache, and what sharing saves.
+"""Time to first token of a long conversation's next turn: cold, from memory, from disk; and what sharing saves.
 
 The floor of a warm turn is the cold prompt's own pace over the tokens that are new. Prompts are token ids that no cache
 has seen; a turn is the prompt, its answer and some tokens more, as a chat client sends it.
@@ -7,6 +7,8 @@ has seen; a turn is the prompt, its answer and some tokens more, as a chat clien
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Callable
 from statistics import median
 
 import troth
@@ -15,7 +17,12 @@ from benchmarks.engine.figures import prompt_ids
 from troth.config.options import EngineOptions, ModelOptions
 from troth.library import Reply
 
-TESTS = ("tests/portable/test_prefix_index.py", "tests/portable/test_prefix_laws.py", "tests/cpu/test_laws.py")
+TESTS = (
+    "tests/portable/test_prefix_index.py",
+    "tests/portable/test_prefix_laws.py",
+    "tests/cpu/test_laws.py",
+    "tests/cpu/test_disk_cache.py",
+)
 TARGET = 0.08
 """Warm over cold, at 4,000 tokens on a CPU."""
 ANSWER_TOKENS = 24
@@ -35,14 +42,19 @@ def main() -> None:
     arguments = parser.parse_args()
     lib.gate(TESTS, arguments)
     longest = max(arguments.tokens, arguments.system_tokens) + 8 * (ANSWER_TOKENS + NEW_TOKENS)
-    engine = troth.Engine.open(
-        arguments.model,
-        model_options=ModelOptions(context_tokens=longest),
-        engine_options=EngineOptions(threads=arguments.threads, max_rows=4),
-    )
-    with engine:
-        figures = turns(engine, arguments) | shared_system_prompt(engine, arguments)
-        info = engine.info
+    with tempfile.TemporaryDirectory() as folder:
+
+        def opened(disk_cache: str | None = None) -> troth.Engine:
+            return troth.Engine.open(
+                arguments.model,
+                model_options=ModelOptions(context_tokens=longest),
+                engine_options=EngineOptions(threads=arguments.threads, max_rows=4, disk_cache=disk_cache),
+            )
+
+        with opened() as engine:
+            figures = turns(engine, arguments) | shared_system_prompt(engine, arguments)
+            info = engine.info
+        figures |= restarts(lambda: opened(folder), arguments, figures["cold_s"])
     options = {"model": info.model, "dtype": info.dtype, "device": info.device, "tokens": arguments.tokens}
     lib.finish("prompt-cache", lib.stamp(options) | {"figures": figures}, arguments)
 
@@ -71,6 +83,38 @@ def turns(engine: troth.Engine, arguments: argparse.Namespace) -> dict[str, floa
         "retry_s": median(again),
         "warm_over_cold": median(warm) / median(cold),
         "new_tokens": new,
+    }
+
+
+def restarts(opened: Callable[[], troth.Engine], arguments: argparse.Namespace, cold_s: float) -> dict[str, float]:
+    """The second turn of a conversation whose first one another process answered, told from when it was asked."""
+    with opened() as engine:
+        vocab_size = engine.info.vocab_size
+        prompts = [prompt_ids(arguments.tokens, vocab_size) for _ in range(arguments.repetitions)]
+        answers = [[token.token_id for token in ask(engine, ids).tokens] for ids in prompts]
+    seconds, status = [], None
+    for ids, answer in zip(prompts, answers, strict=True):
+        with opened() as engine:
+            reply = ask(engine, [*ids, *answer, *prompt_ids(NEW_TOKENS, vocab_size)])
+            seconds.append(reply.timings.queued_s + reply.timings.prefill_s)
+            status = engine.status().prefix_cache
+    assert status is not None
+    assert status.disk is not None
+    restored = status.disk.num_restored_tokens
+    lib.line(
+        f"second turn after a restart, {restored} restored",
+        median(seconds) * 1e3,
+        "ms",
+        spread=[s * 1e3 for s in seconds],
+    )
+    lib.line("after a restart / cold", median(seconds) / cold_s * 100, "%", TARGET * 100)
+    lib.line("read and proved", status.disk.read_bytes_per_s / 2**20, "MiB/s")
+    return {
+        "restart_s": median(seconds),
+        "restart_over_cold": median(seconds) / cold_s,
+        "restored_tokens": restored,
+        "read_bytes_per_s": status.disk.read_bytes_per_s,
+        "disk_bytes": status.disk.num_bytes,
     }
 
 

@@ -1,20 +1,35 @@
-"""One comparison: Troth and one or more settings of a peer, interleaved; ratios of medians against the peer's best."""
+"""One comparison: Troth and one or more settings of a peer, interleaved; ratios of medians against the peer's best.
+
+Beside each decode figure stands the floor of the file: a step reads every weight that takes part in it once, as the
+file holds them, and each row's keys and values.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import troth
 from benchmarks import lib
-from benchmarks.engine.figures import decode_tokens_per_s, prefill_tokens_per_s
+from benchmarks.engine.figures import batch_tokens_per_s, decode_tokens_per_s, prefill_tokens_per_s
 from benchmarks.peers.peer import Peer
+from troth.artifact.artifact import Artifact
 from troth.artifact.resolve import resolve
 from troth.config.options import EngineOptions, ModelOptions
+from troth.contracts.names import BLOCK_TOKENS
 
+MEASURES: dict[str, Callable[[troth.Engine, int], float]] = {
+    "decode": decode_tokens_per_s,
+    "prefill": prefill_tokens_per_s,
+    "batch": batch_tokens_per_s,
+}
+"""By kind of figure: tokens per second of an engine, given the figure's number."""
+BATCH_CONTEXT = 16
+"""Prompt tokens of each row of a batch."""
 FIGURES = {
     "decode_ctx16": ("decode", 16),
     "decode_ctx1024": ("decode", 1024),
@@ -44,10 +59,25 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def compare(name: str, script: str, settings: tuple[Setting, ...], arguments: argparse.Namespace) -> None:
-    """Run, print and finish."""
+def compare(
+    name: str,
+    script: str,
+    settings: tuple[Setting, ...],
+    arguments: argparse.Namespace,
+    figures: Mapping[str, tuple[str, int]] = FIGURES,
+) -> None:
+    """Run, print and finish.
+
+    Args:
+        name: of the result; that of a model is added where it is not the demo.
+        script: the peer's side.
+        settings: ways to run the peer.
+        arguments: of ``parser``.
+        figures: by name, the kind and its number: tokens of the prompt or context, or rows of the batch.
+    """
     lib.gate(TESTS, arguments)
-    path = str(resolve(arguments.model).files[0].path)
+    artifact = resolve(arguments.model)
+    path = str(artifact.files[0].path)
     peers = {s.name: Peer(arguments.peer_python, script, path, str(arguments.threads), *s.arguments) for s in settings}
     engine = troth.Engine.open(
         path,
@@ -56,24 +86,37 @@ def compare(name: str, script: str, settings: tuple[Setting, ...], arguments: ar
     )
     series: dict[str, dict[str, list[float]]] = {}
     ratios: dict[str, float] = {}
+    bandwidth = lib.memory_gb_per_s(arguments.threads)
+    floors: dict[str, float] = {}
     with engine:
-        for figure, (kind, tokens) in FIGURES.items():
-            ours = partial(decode_tokens_per_s if kind == "decode" else prefill_tokens_per_s, engine, tokens)
-            runs: dict[str, Callable[[], float]] = {"troth": ours}
-            runs |= {label: partial(peer.ask, kind, tokens) for label, peer in peers.items()}
+        for figure, (kind, number) in figures.items():
+            runs: dict[str, Callable[[], float]] = {"troth": partial(MEASURES[kind], engine, number)}
+            runs |= {label: partial(peer.ask, kind, number) for label, peer in peers.items()}
             series[figure] = lib.interleaved(runs, arguments.repetitions)
             middle = lib.medians(series[figure])
             best = max(value for label, value in middle.items() if label != "troth")
             ratios[figure] = middle["troth"] / best
+            if kind != "prefill":
+                floors[figure] = bandwidth * 1e9 / bytes_per_token(artifact, engine, kind, number)
             for label, value in middle.items():
-                lib.line(f"{figure} {label}", value, "tok/s", spread=series[figure][label])
+                lib.line(f"{figure} {label}", value, "tok/s", floors.get(figure), series[figure][label])
             print(f"{figure:34} {ratios[figure]:10.2f} x the peer's best")
         info = engine.info
     about: dict[str, Any] = {label: peer.about for label, peer in peers.items()}
     for peer in peers.values():
         peer.close()
     options = {"model": info.model, "threads": arguments.threads, "dtype": info.dtype, "kv_dtype": info.kv_dtype}
-    result = lib.stamp(options) | {"ratios": ratios, "series": series, "peer": about}
+    result = lib.stamp(options) | {"ratios": ratios, "series": series, "floors": floors, "peer": about}
     result["load_s"] = info.load_s
-    result["memory_gb_per_s"] = lib.memory_gb_per_s(arguments.threads)
-    lib.finish(name, result, arguments)
+    result["memory_gb_per_s"] = bandwidth
+    lib.finish(name if arguments.model is None else f"{name}-{Path(path).stem}", result, arguments)
+
+
+def bytes_per_token(artifact: Artifact, engine: troth.Engine, kind: str, number: int) -> float:
+    """What must be read from memory for each token of a decode figure: weights once a step, each row's cache."""
+    rows, context = (number, BATCH_CONTEXT) if kind == "batch" else (1, number)
+    weights = artifact.weight_bytes
+    if artifact.gguf is not None and "output.weight" in artifact.gguf.tensors:
+        weights -= artifact.gguf.tensors["token_embd.weight"].num_bytes  # only rows of it are looked up
+    kv_per_token = sum(group.bytes_per_block for group in engine.plan.groups) / BLOCK_TOKENS
+    return weights / rows + context * kv_per_token

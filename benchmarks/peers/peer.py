@@ -1,6 +1,6 @@
 """Drives a peer in another Python: one process, one JSON line per question, one per answer.
 
-The peer's side is a script that imports nothing of this project; it answers ``{"figure": name, "tokens": n}`` with
+The peer's side is a script that imports nothing of this project; it answers ``{"figure": kind, "tokens": n}`` with
 ``{"value": tokens_per_s}``.
 """
 

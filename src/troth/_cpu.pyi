@@ -43,6 +43,8 @@ class Tape:
         slots: int,
         k: int,
         v: int,
+        k_scale: int,
+        v_scale: int,
         kv_type: int,
         q: int,
         tokens: int,
@@ -53,6 +55,8 @@ class Tape:
         q: int,
         k: int,
         v: int,
+        k_scale: int,
+        v_scale: int,
         kv_type: int,
         heads: int,
         kv_heads: int,
@@ -90,3 +94,4 @@ class Tape:
         /,
     ) -> None: ...
     def finite(self, x: int, rows: int, width: int, finite: int, /) -> None: ...
+    def mask(self, logits: int, vocab: int, rows: int, allowed: int, masks: int, /) -> None: ...

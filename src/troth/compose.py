@@ -6,6 +6,7 @@ Nothing else in the package imports both ring 2 and ring 3.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -14,18 +15,28 @@ from typing import TYPE_CHECKING, Any
 from troth.artifact.artifact import Artifact
 from troth.artifact.resolve import resolve as resolve_artifact
 from troth.artifact.template_source import TOOL_TEMPLATE
-from troth.config.options import EngineOptions, ModelOptions
+from troth.config.options import NO_DISK_CACHE, EngineOptions, ModelOptions
 from troth.contracts.memory_plan import MemoryPlan
 from troth.contracts.progress import LoadProgress, no_progress
 from troth.errors import ModelLoadError, OptionError
 
 if TYPE_CHECKING:
+    import torch
+
+    from troth.cache.checkpoints import CheckpointStorage
+    from troth.cache.disk_folder import DiskFolder
+    from troth.cache.storage import CacheStorage
     from troth.config.facts import MachineFacts
     from troth.config.resolve import Resolved
+    from troth.contracts.cache_spec import CacheSpec
     from troth.contracts.capabilities import TemplateCapabilities
+    from troth.contracts.tools import CallForm
+    from troth.models.family import FamilyConfig, Model
     from troth.models.registry import Recognised
     from troth.ops.registry import ProviderStatus
+    from troth.run.disk_cache import DiskCache
     from troth.run.worker import EngineThread
+    from troth.schedule.scheduler import Scheduler
     from troth.text.call_pattern import CallPattern
     from troth.text.chat_renderer import ChatRenderer
     from troth.text.defaults import GenerationDefaults
@@ -43,6 +54,8 @@ class TextSide:
     tokenizer: Tokenizer
     template: ChatRenderer | None
     defaults: GenerationDefaults
+    steady_headers: bool = True
+    """Whether prompts are built without what clients change with each request."""
     compilers: dict[int, GrammarCompiler] = field(default_factory=dict, compare=False)
     """Made when asked for, by size of the vocabulary."""
     probes: list[Probe] = field(default_factory=list, compare=False)
@@ -55,8 +68,18 @@ class TextSide:
         from troth.text.template_probe import probe_template
 
         if self.template is not None and not self.probes:
-            self.probes.append(probe_template(self.template, RegistryReader()))
+            self.probes.append(probe_template(self.template, RegistryReader(), self.declared_calls))
         return self.probes[0] if self.probes else None
+
+    @property
+    def declared_calls(self) -> CallForm | None:
+        """How the model's tokenizer config declares the calls in its answers; None where it does not, or otherwise."""
+        from troth.artifact.json_file import read_json_object
+        from troth.text.tool_formats.derived import declared_form
+
+        path = self.artifact.tokenizer_files.get("tokenizer_config.json")
+        declared = read_json_object(path).get("response_template") if path is not None else None
+        return declared_form(declared) if isinstance(declared, dict) else None
 
     @property
     def capabilities(self) -> TemplateCapabilities:
@@ -70,7 +93,8 @@ class TextSide:
         """How the model writes calls, where a grammar can be made of it."""
         from troth.text.call_pattern import call_pattern
 
-        return call_pattern(self.probe.replies, self.capabilities.tool_format) if self.probe is not None else None
+        found = self.capabilities
+        return call_pattern(self.probe.replies, found.tool_format, found.call_form) if self.probe is not None else None
 
     def grammars(self, vocab_size: int) -> GrammarCompiler:
         """Compiles grammars for a model with so many logits; the same one for the same size."""
@@ -84,7 +108,9 @@ class TextSide:
 
         probe = self.probe
         template = self.template.with_form(probe.form) if self.template is not None and probe is not None else None
-        return PromptBuilder(self.tokenizer, template, context_tokens=context_tokens)
+        return PromptBuilder(
+            self.tokenizer, template, context_tokens=context_tokens, steady_headers=self.steady_headers
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +160,8 @@ def load_text(artifact: Artifact, options: ModelOptions) -> TextSide:
 
     template = compiled(source)
     renderer = ChatRenderer(template, tool_template=compiled(tool_source)) if template is not None else None
-    return TextSide(artifact, tokenizer, renderer, GenerationDefaults.from_config(artifact.generation_config))
+    defaults = GenerationDefaults.from_config(artifact.generation_config)
+    return TextSide(artifact, tokenizer, renderer, defaults, options.steady_headers)
 
 
 def machine_facts() -> MachineFacts:
@@ -160,7 +187,6 @@ def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Plan
     """
     from troth.config.resolve import ELEMENT_BYTES, resolve
     from troth.models.registry import recognise
-    from troth.schedule.sizing import Demand, plan_memory
 
     recognised = recognise(artifact)
     resolved = resolve(model, engine, machine_facts())
@@ -168,13 +194,28 @@ def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Plan
     element = ELEMENT_BYTES[resolved.dtype]
     activations = resolved.step_tokens * (6 * config.hidden_size + 3 * config.intermediate_size) * element
     logits = 3 * max(resolved.max_rows, 64) * config.vocab_size * 4
+    weights_bytes = _weights_bytes(artifact, resolved.device, resolved.dtype, engine)
+    memory = _memory_plan(config, resolved, model, engine, weights_bytes, activations + logits)
+    return Planned(recognised, resolved, memory, model, engine)
+
+
+def _memory_plan(
+    config: FamilyConfig,
+    resolved: Resolved,
+    model: ModelOptions,
+    engine: EngineOptions,
+    weights_bytes: int,
+    transient_bytes: int,
+) -> MemoryPlan:
+    from troth.schedule.sizing import CACHE_SHARE, GPU_CACHE_SHARE, Demand, plan_memory
+
     memory = plan_memory(
         Demand(
             device=resolved.device,
             dtype=resolved.dtype,
-            specs=config.cache_specs(ELEMENT_BYTES[resolved.kv_dtype]),
-            weights_bytes=_weights_bytes(artifact, resolved.device, resolved.dtype, engine),
-            transient_bytes=activations + logits,
+            specs=_cache_specs(config, resolved.kv_dtype),
+            weights_bytes=weights_bytes,
+            transient_bytes=transient_bytes,
             reserve_bytes=resolved.reserve_bytes,
             usable_bytes=resolved.usable_bytes,
             declared_context_tokens=config.max_position_embeddings,
@@ -182,10 +223,10 @@ def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Plan
             max_rows=resolved.max_rows,
             step_tokens=resolved.step_tokens,
             kv_memory_bytes=engine.kv_memory_bytes,
+            cache_share=CACHE_SHARE if resolved.is_cpu else GPU_CACHE_SHARE,
         )
     )
-    memory = replace(memory, decisions=resolved.decisions + memory.decisions)
-    return Planned(recognised, resolved, memory, model, engine)
+    return replace(memory, decisions=resolved.decisions + memory.decisions)
 
 
 def start_engine(
@@ -206,16 +247,15 @@ def start_engine(
     from troth.contracts.ports import EngineInfo
     from troth.models.family import Placement
     from troth.ops import registry
-    from troth.ops.impl import cpu
-    from troth.run.batch import BatchBuilder
+    from troth.run.decode_steps import pipeline_depth, step_builders
     from troth.run.engine import EngineLoop
     from troth.run.grammar import RowGrammars
-    from troth.run.recorded import RecordedDecode
     from troth.run.runner import ModelRunner
     from troth.run.worker import EngineThread
     from troth.schedule.admission import SchedulerLimits
     from troth.schedule.scheduler import Scheduler
     from troth.schedule.sizing import checkpoint_interval
+    from troth.weights.upload import release
 
     memory, resolved = planned.plan, planned.resolved
     require_fit(planned)
@@ -227,17 +267,22 @@ def start_engine(
     place = Placement(device=device, dtype=dtype, context_tokens=memory.context_tokens)
     model = planned.recognised.load(place, lambda done, total: progress("reading weights", done, total))
     kv_dtype = getattr(torch, resolved.kv_dtype)
-    specs = model.config.cache_specs(kv_dtype.itemsize)
+    specs = _cache_specs(model.config, resolved.kv_dtype)
+    if not resolved.is_cpu:
+        release()
+        progress("warming up", 0, 1)
+        planned = _measured(planned, model, specs, kv_dtype, device)
+        memory = planned.plan
+        progress("warming up", 1, 1)
     groups = attention_groups(specs)
     num_blocks = tuple(group.num_blocks for group in memory.groups)
     cache = CacheStorage(specs, num_blocks, memory.max_rows, dtype=kv_dtype, device=device)
-    batches = BatchBuilder(groups, memory.max_rows, memory.context_tokens, device)
-    recorded = None
-    if device.type == "cpu" and any(status.name == "cpu" and status.active for status in providers):
-        recorded = RecordedDecode(model, cache, batches, cpu.recording)
+    batches, decodes = step_builders(
+        model, cache, groups, max_rows=memory.max_rows, context_tokens=memory.context_tokens, device=device
+    )
     checkpoints = CheckpointStorage(cache, memory.num_checkpoints) if memory.num_checkpoints else None
     grammars = RowGrammars(text.grammars(model.config.vocab_size))
-    runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars)
+    runner = ModelRunner(model, cache, batches, decodes, checkpoints, grammars)
     limits = SchedulerLimits(
         groups=groups,
         num_blocks=num_blocks,
@@ -251,13 +296,17 @@ def start_engine(
         checkpoint_bytes=memory.bytes_per_checkpoint,
         checkpoint_interval_tokens=checkpoint_interval(specs, resolved.chunk_tokens),
     )
+    scheduler = Scheduler(limits)
+    disk = _disk_cache(planned, [one.name for one in providers if one.active], scheduler, cache, checkpoints)
     loop = EngineLoop(
-        Scheduler(limits),
+        scheduler,
         runner,
         text.tokenizer,
         clock=time.monotonic,
+        pipeline_depth=pipeline_depth(device),
         consumer_idle_s=options.consumer_idle_s,
         grammars=grammars,
+        disk=disk,
     )
     info = EngineInfo(
         model=planned.name,
@@ -269,11 +318,68 @@ def start_engine(
         device=resolved.device,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
-        pipeline_depth=0,
+        pipeline_depth=pipeline_depth(device),
         plan=memory,
         load_s=time.monotonic() - started,
     )
-    return EngineThread(loop, info, clock=time.monotonic, downgrades=lambda: registry.fallbacks() + runner.downgrades)
+
+    def downgrades() -> tuple[str, ...]:
+        return registry.fallbacks() + runner.downgrades + (() if disk is None else disk.downgrades)
+
+    return EngineThread(loop, info, clock=time.monotonic, downgrades=downgrades)
+
+
+def _disk_cache(
+    planned: Planned,
+    providers: Sequence[str],
+    scheduler: Scheduler,
+    cache: CacheStorage,
+    checkpoints: CheckpointStorage | None,
+) -> DiskCache | None:
+    """The prompt cache's disk tier, where one is asked for and there is a prompt cache."""
+    from troth.cache.disk_names import cache_namespace
+    from troth.cache.disk_tier import DiskTier
+    from troth.cache.host_copies import HostCopies
+    from troth.run.disk_cache import DiskCache
+
+    options, resolved = planned.engine, planned.resolved
+    if options.disk_cache in (None, NO_DISK_CACHE) or scheduler.prefix_index is None:
+        return None
+    assert options.disk_cache is not None
+    namespace = cache_namespace(
+        artifact=planned.recognised.artifact.fingerprint(),
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
+        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}",
+    )
+    folder, label = Path(options.disk_cache).expanduser(), f"{planned.name}, {resolved.kv_dtype}"
+    tier = DiskTier(folder, namespace, quota_bytes=options.disk_cache_bytes, label=label)
+    return DiskCache(scheduler, tier, HostCopies(cache, checkpoints), time.monotonic)
+
+
+def _measured(
+    planned: Planned, model: Model, specs: tuple[CacheSpec, ...], kv_dtype: torch.dtype, device: torch.device
+) -> Planned:
+    """The plan once more, with what a step really takes of the device. Raises ModelLoadError when it does not fit."""
+    import torch
+
+    from troth.run.warmup import measure_transient_bytes
+
+    resolved = planned.resolved
+    weights_bytes = torch.cuda.memory_allocated(device)
+    transient_bytes = measure_transient_bytes(
+        model,
+        specs,
+        step_tokens=min(resolved.step_tokens, planned.plan.context_tokens),
+        max_rows=resolved.max_rows,
+        kv_dtype=kv_dtype,
+        device=device,
+    )
+    torch.cuda.empty_cache()
+    memory = _memory_plan(model.config, resolved, planned.model, planned.engine, weights_bytes, transient_bytes)
+    measured = replace(planned, plan=memory)
+    require_fit(measured)
+    return measured
 
 
 def build_engine(options: dict[str, Any], progress: LoadProgress = no_progress) -> EngineThread:
@@ -291,6 +397,13 @@ def build_engine(options: dict[str, Any], progress: LoadProgress = no_progress) 
         engine = replace(engine, providers=tuple(engine.providers))  # JSON knows no tuples
     artifact = find(model)
     return start_engine(plan(artifact, model, engine), load_text(artifact, model), engine, progress)
+
+
+def disk_folder(folder: Path) -> DiskFolder:
+    """The disk cache in a folder, to look at and to clean; makes it if it is not there, and gives up nothing."""
+    from troth.cache.disk_folder import DiskFolder
+
+    return DiskFolder(folder, quota_bytes=2**63 - 1)
 
 
 def provider_status(order: tuple[str, ...] | None = None) -> tuple[ProviderStatus, ...]:
@@ -324,6 +437,13 @@ def require_fit(planned: Planned) -> None:
         f"{memory.usable_bytes} usable on {memory.device}. {advice}.",
         path=str(artifact.root),
     )
+
+
+def _cache_specs(config: FamilyConfig, kv_dtype: str) -> tuple[CacheSpec, ...]:
+    from troth.config.resolve import ELEMENT_BYTES, SCALE_BYTES
+    from troth.contracts.cache_spec import with_scales
+
+    return with_scales(config.cache_specs(ELEMENT_BYTES[kv_dtype]), SCALE_BYTES.get(kv_dtype, 0))
 
 
 def _weights_bytes(artifact: Artifact, device: str, dtype: str, options: EngineOptions) -> int:

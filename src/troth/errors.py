@@ -119,6 +119,10 @@ class DeviceError(TrothError):
     """The device or a kernel failed. Rows that were in the step lose their state."""
 
 
+class DeviceLost(DeviceError):
+    """The device answers no more, to nobody. This engine is over; one in a new process may do better."""
+
+
 class OutOfMemory(DeviceError):
     """The device has no room. ``wanted_bytes`` and ``free_bytes`` are what the allocator reported."""
 

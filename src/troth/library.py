@@ -98,6 +98,10 @@ class AnswerStream:
         """Stop generating; iteration then ends with what there is."""
         self._stream.cancel()
 
+    def end_reasoning(self) -> None:
+        """Close the reasoning now, or as it begins; the answer follows. No effect once it is over."""
+        self._stream.end_reasoning()
+
     def events(self) -> Iterator[Event]:
         """Every event, progress included, up to and with the last. Raises what ended the request."""
         for event in self._stream:
@@ -223,7 +227,16 @@ class Engine:
 
     def complete(self, prompt: str | Sequence[int], **options: Any) -> Reply:
         """Continue a text, or token ids, without a template; ``options`` as ``stream``."""
-        return _drain(self.stream_completion(prompt, **options))
+        return self.complete_all([prompt], **options)[0]
+
+    def complete_all(self, prompts: Sequence[str | Sequence[int]], **options: Any) -> list[Reply]:
+        """Continue several texts together, each with the same ``options``; the replies in order.
+
+        Raises:
+            TrothError: what ended one of them; the others are given up.
+        """
+        built = [self._completion(prompt) for prompt in prompts]
+        return [_drain(stream) for stream in [self._submit(one, options, whole=True) for one in built]]
 
     async def chat_async(self, messages: Messages, **options: Any) -> Reply:
         """As ``chat``."""
@@ -243,7 +256,8 @@ class Engine:
         """Answer a conversation piece by piece.
 
         Args:
-            messages: [{"role": ..., "content": ...}], or one user message as a string.
+            messages: [{"role": ..., "content": ...}], or one user message as a string. A final assistant message of
+                text is continued, not answered.
             template_variables: handed to the chat template as they are.
             options: ``tools`` (as in the OpenAI API), ``tool_choice``, ``parallel_tool_calls``, ``tool_validation``
                 (strict or forward), ``thinking`` (True, False; None leaves it to the template), ``reasoning_effort``,
@@ -260,18 +274,19 @@ class Engine:
         if template_variables is not None:
             _require_names(template_variables)
         from troth.text.chat_terms import TERMS, read_terms
+        from troth.text.messages import split_continued
 
         terms, capabilities = read_terms(options), self._text.capabilities
         terms.require_served(capabilities)
         variables = terms.variables(capabilities) | dict(template_variables or {})
-        prompt = self._prompts.chat(messages, terms.shown_tools, variables=variables or None)
+        shown, continues = split_continued(messages)
+        prompt = self._prompts.chat(shown, terms.shown_tools, variables=variables or None, continue_final=continues)
         rest = {name: value for name, value in options.items() if name not in TERMS}
         return self._submit(prompt, rest, terms)
 
     def stream_completion(self, prompt: str | Sequence[int], **options: Any) -> AnswerStream:
         """Continue a text, or token ids, piece by piece; ``options`` as ``stream``, tools and thinking aside."""
-        built = self._prompts.completion(prompt) if isinstance(prompt, str) else self._prompts.token_ids(prompt)
-        return self._submit(built, options)
+        return self._submit(self._completion(prompt), options)
 
     def close(self) -> None:
         """End running requests and give the memory back. Idempotent."""
@@ -293,11 +308,16 @@ class Engine:
     async def __aexit__(self, *exception: object) -> None:
         await self.close_async()
 
-    def _submit(self, prompt: Prompt, options: Mapping[str, Any], terms: ChatTerms | None = None) -> AnswerStream:
+    def _completion(self, prompt: str | Sequence[int]) -> Prompt:
+        return self._prompts.completion(prompt) if isinstance(prompt, str) else self._prompts.token_ids(prompt)
+
+    def _submit(
+        self, prompt: Prompt, options: Mapping[str, Any], terms: ChatTerms | None = None, *, whole: bool = False
+    ) -> AnswerStream:
         request = self._request(prompt, options)
         if terms is not None:
             request = self._on_terms(request, prompt, terms)
-        return AnswerStream(self._thread.submit(request), self)
+        return AnswerStream(self._thread.submit(request, whole=whole), self)
 
     def _on_terms(self, request: Request, prompt: Prompt, terms: ChatTerms) -> Request:
         """The request of a chat: how its answer is read, and the calls it must make."""
@@ -305,9 +325,11 @@ class Engine:
 
         model = ChatModel(self._text.capabilities, self._text.tokenizer, self._text.calls)
         grammar = terms.bound(request.grammar, model, prompt.text, param="grammar")
-        if grammar is not None and request.grammar is None:
-            self._text.grammars(self._thread.info.vocab_size).compile(grammar, param="tool_choice")
-        return replace(request, grammar=grammar, reading=terms.reading(model, prompt.text))
+        if grammar is not None and grammar != request.grammar:
+            field = "grammar" if request.grammar is not None else terms.grammar_field
+            self._text.grammars(self._thread.info.vocab_size).compile(grammar, param=field)
+        reading = terms.reading(model, prompt.text, continues=prompt.continues_text)
+        return replace(request, grammar=grammar, reading=reading)
 
     def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
         """Prompt and options as the engine takes them. ``Request`` and ``SamplingParams`` check the values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from troth.ops.grid import Inputs, RowSpec, rows_of
+from troth.ops.layer_kv import LayerKV
 from troth.ops.linear import PACKERS, RawLinearWeight, pack
 from troth.ops.registry import Op
 from troth.ops.rows import Rows
@@ -56,6 +58,12 @@ def packed(provider: str, weight: RawLinearWeight, dtype: torch.dtype) -> Any:
 def packed_arguments(arguments: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     """Arguments with every weight in the form of the first active provider that wants it, as a model has it."""
     return tuple(pack(a.parts, dtype, CPU) if isinstance(a, RawLinearWeight) else a for a in arguments)
+
+
+def tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
+    """Those among the arguments, and those of a cache among them."""
+    held = [getattr(a, f.name) for a in arguments if isinstance(a, LayerKV) for f in fields(a)]
+    return [a for a in (*arguments, *held) if isinstance(a, Tensor)]
 
 
 def assert_close(op: Op[Any, Any], got: Tensor, want: Tensor) -> None:

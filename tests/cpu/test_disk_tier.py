@@ -9,13 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.cpu.disk_blocks import NAMESPACE, QUOTA, chain, tensors_of
-from troth.cache import disk_tier
+from tests.cpu.disk_blocks import NAMESPACE, QUOTA, chain, check_spans, tensors_of
+from troth.cache import disk_folder, disk_tier
 from troth.cache.disk_index import FILE_NAME
 from troth.cache.disk_names import block_names, cache_namespace
 from troth.cache.disk_tier import DiskTier
@@ -30,19 +29,14 @@ def tier(folder: Path, namespace: str = NAMESPACE, quota_bytes: int | None = QUO
         opened.close()
 
 
-def put(opened: DiskTier, names: list[bytes], kind: Any = "blocks") -> None:
+def put(opened: DiskTier, names: list[bytes], kind: str = "kv0") -> None:
     assert opened.offer(kind, names, tensors_of(names))
     assert opened.flush()
 
 
-def served(opened: DiskTier, names: list[bytes], kind: Any = "blocks") -> int:
+def served(opened: DiskTier, names: list[bytes], kind: str = "kv0") -> int:
     """How many blocks came back, all of them right."""
-    blocks = opened.read(kind, names)
-    for name, block in zip(names, blocks, strict=False):
-        assert block.keys() == tensors_of([name]).keys()
-        for key, tensor in tensors_of([name]).items():
-            assert torch.equal(block[key], tensor[0])
-    return len(blocks)
+    return check_spans(names, opened.read(kind, names))
 
 
 def files(folder: Path) -> list[Path]:
@@ -56,7 +50,7 @@ def test_disk_tier_serves_after_a_restart_what_was_written_before(tmp_path: Path
         put(first, names[4:])
         assert served(first, names) == 8
     with tier(tmp_path) as second:
-        assert second.count("blocks", names) == 8
+        assert second.held("kv0", names) == frozenset(range(8))
         assert served(second, names) == 8
         assert served(second, chain(2)) == 0
         assert served(second, [*names[:3], b"\0" * 32, *names[3:]]) == 3
@@ -98,7 +92,7 @@ def test_disk_tier_removes_a_damaged_file_and_misses(tmp_path: Path, damage: str
         put(opened, chain(2))
     # Another process still lists it when it is hurt.
     with tier(tmp_path) as opened:
-        assert opened.count("blocks", chain(1)) == opened.count("blocks", chain(2)) == 8
+        assert all(len(opened.held("kv0", chain(number))) == 8 for number in (1, 2))
         hurt = files(tmp_path)[0]
         content = hurt.read_bytes()
         if damage == "gone":
@@ -133,7 +127,7 @@ def test_disk_tier_survives_flips_anywhere_in_its_index(tmp_path: Path) -> None:
             for number in range(3):
                 served(opened, chain(number))
             for number in range(3):
-                opened.offer("blocks", chain(number), tensors_of(chain(number)))
+                opened.offer("kv0", chain(number), tensors_of(chain(number)))
             opened.flush()
             for number in range(3):
                 served(opened, chain(number))
@@ -194,18 +188,18 @@ def test_disk_tier_stops_writing_on_a_full_disk_and_says_so(tmp_path: Path, monk
         def full(*arguments: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(disk_tier, "write_segment", full)
-        opened.offer("blocks", chain(2), tensors_of(chain(2)))
+        monkeypatch.setattr(disk_folder, "write_segment", full)
+        opened.offer("kv0", chain(2), tensors_of(chain(2)))
         opened.flush()
         assert "No space left" in opened.status().trouble
         assert served(opened, chain(1)) == 8
-        assert not opened.offer("blocks", chain(3), tensors_of(chain(3)))
+        assert not opened.offer("kv0", chain(3), tensors_of(chain(3)))
 
 
 def test_disk_tier_in_a_folder_that_cannot_be_made_holds_nothing_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with tier(tmp_path / "file" / "cache") as opened:
-        assert not opened.offer("blocks", chain(1), tensors_of(chain(1)))
+        assert not opened.offer("kv0", chain(1), tensors_of(chain(1)))
         assert served(opened, chain(1)) == 0
         assert "cannot be used" in opened.status().trouble
 
@@ -213,7 +207,7 @@ def test_disk_tier_in_a_folder_that_cannot_be_made_holds_nothing_and_says_so(tmp
 def test_disk_tier_drops_what_its_queue_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_tier, "QUEUE_BYTES", 1000)
     with tier(tmp_path) as opened:
-        assert not opened.offer("blocks", chain(1), tensors_of(chain(1)))
+        assert not opened.offer("kv0", chain(1), tensors_of(chain(1)))
         assert opened.status().num_dropped == 1
 
 
@@ -222,3 +216,57 @@ def test_disk_tier_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "25 kills" in done.stdout
+
+
+def test_disk_tier_forgets_what_is_withdrawn_and_what_waits_behind_it(tmp_path: Path) -> None:
+    with tier(tmp_path) as opened:
+        put(opened, chain(1))
+        opened.offer("kv0", chain(2), tensors_of(chain(2)))
+        opened.withdraw([chain(1)[3], *chain(2)])
+        assert opened.flush()
+        assert [served(opened, chain(number)) for number in (1, 2)] == [0, 0]
+        assert not files(tmp_path)
+        put(opened, chain(1))
+        assert served(opened, chain(1)) == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_disk_tier_keeps_nothing_that_is_not_finite(tmp_path: Path, dtype: torch.dtype, value: str) -> None:
+    with tier(tmp_path) as opened:
+        tensors = {key: tensor.to(dtype) for key, tensor in tensors_of(chain(1)).items()}
+        tensors["0.k"][0, 0] = torch.finfo(dtype).min
+        bad = {**tensors, "0.v": tensors["0.v"].clone()}
+        bad["0.v"][2, 5] = float(value)
+        assert opened.offer("kv0", chain(1), bad)
+        assert opened.flush()
+        assert opened.held("kv0", chain(1)) == frozenset()
+        assert opened.status().num_dropped == 1
+        assert opened.offer("kv0", chain(1), tensors)
+        assert opened.flush()
+        assert len(opened.held("kv0", chain(1))) == 8
+
+
+def test_disk_tier_counts_a_file_that_another_process_gave_up_as_a_miss(tmp_path: Path) -> None:
+    with tier(tmp_path) as one, tier(tmp_path, quota_bytes=0) as other:
+        put(one, chain(1))
+        other.measure()
+        assert served(other, chain(1)) == 8
+        with tier(tmp_path, quota_bytes=0):
+            pass  # opening it gives up what is over its quota
+        assert served(one, chain(1)) == 0
+        assert one.status().num_damaged == 0
+
+
+def test_disk_tier_measures_how_fast_it_reads(tmp_path: Path) -> None:
+    with tier(tmp_path) as opened:
+        assert opened.speed.seconds(10**9, 0) == 0
+        opened.measure()
+        assert opened.status().bytes_per_s > 0
+        assert opened.speed.seconds(10**9, 1) > 0
+        assert not list(tmp_path.glob("scratch-*/probe"))
+
+
+def test_disk_tier_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    with tier(tmp_path / "cache"):
+        assert (tmp_path / "cache").stat().st_mode & 0o077 == 0

@@ -19,8 +19,10 @@ from troth.contracts.names import RequestId, Row
 from troth.contracts.plan import NO_SAMPLE, Admission, StepPlan, StepResult
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
+from troth.run.draws import draw_places
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
+from troth.run.readback import Readback
 from troth.run.sampler import Sampler
 from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
@@ -233,15 +235,15 @@ def test_grammar_takes_back_draws_that_were_dropped() -> None:
     first = StepPlan(0, admissions=[Admission(Row(0), one, [], 0)])
     first.rows, first.starts, first.num_new, first.sample_steps, first.token_ids = [Row(0)], [0], [1], [0], [65]
     grammars.follow(first)
-    step = grammars.mask(torch.zeros(1, VOCAB), [Row(0)])
+    step = grammars.mask(torch.zeros(1, VOCAB), draw_places(first))
     assert step is not None
-    grammars.advance(step, torch.tensor([ord("a")]), [Row(0)])
+    grammars.advance(step, Readback(torch.tensor([ord("a")]), torch.tensor([True])), draw_places(first))
     second = StepPlan(1)
     second.rows, second.starts, second.num_new, second.sample_steps = [Row(0)], [1], [2], [2]
     second.token_ids = [ord("c"), ord("d")]
     grammars.follow(second)
     logits = torch.zeros(1, VOCAB)
-    grammars.mask(logits, [Row(0)])
+    grammars.mask(logits, draw_places(second))
     assert logits[0].isfinite().nonzero().flatten().tolist() == [ord("e")]
     grammars.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import torch
 import transformers
 
 from tests import laws
+from tests.cpu.disk_blocks import disk_cache
 from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, VOCAB, load, random_ids, random_model, save
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
-from troth.contracts.cache_spec import attention_groups, recurrent_bytes
+from troth.config.resolve import SCALE_BYTES
+from troth.contracts.cache_spec import attention_groups, recurrent_bytes, with_scales
 from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
 from troth.contracts.request import Request
@@ -57,18 +60,20 @@ FAMILIES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES, name="build")
+@pytest.fixture(scope="module", params=[*FAMILIES, "gemma3 int8"], name="build")
 def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> laws.BuildEngine:
-    folder = tmp_path_factory.mktemp(request.param)
-    model = load(save(random_model(FAMILIES[request.param]), folder))
-    specs = model.config.cache_specs(4)
+    family, _, kv_name = request.param.partition(" ")
+    folder = tmp_path_factory.mktemp(family)
+    model = load(save(random_model(FAMILIES[family]), folder))
+    kv_dtype = getattr(torch, kv_name or "float32")
+    specs = with_scales(model.config.cache_specs(kv_dtype.itemsize), SCALE_BYTES.get(kv_name, 0))
     groups = attention_groups(specs)
     compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
 
     def build(serving: laws.Serving) -> tuple[EngineLoop, Scheduler]:
         num_blocks = (serving.num_blocks,) * len(groups)
         num_checkpoints = None if recurrent_bytes(specs) is None else serving.num_checkpoints
-        cache = CacheStorage(specs, num_blocks, serving.max_rows, dtype=torch.float32, device=CPU)
+        cache = CacheStorage(specs, num_blocks, serving.max_rows, dtype=kv_dtype, device=CPU)
         scheduler = Scheduler(
             SchedulerLimits(
                 groups=groups,
@@ -88,7 +93,10 @@ def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         recorded = RecordedDecode(model, cache, batches, cpu.recording) if "cpu" in linear.active else None
         checkpoints, grammars = CheckpointStorage(cache, serving.num_checkpoints), RowGrammars(compiler)
         runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars)
-        loop = EngineLoop(scheduler, runner, ByteTokenizer(), clock=lambda: float(next(ticks)), grammars=grammars)
+        disk = disk_cache(serving.disk_folder, scheduler, cache, checkpoints) if serving.disk_folder else None
+        loop = EngineLoop(
+            scheduler, runner, ByteTokenizer(), clock=lambda: float(next(ticks)), grammars=grammars, disk=disk
+        )
         return loop, scheduler
 
     return build
@@ -150,6 +158,11 @@ def test_law_stream_equals_whole(build: laws.BuildEngine) -> None:
 def test_law_prefix_hit_equals_cold(build: laws.BuildEngine, serving: laws.Serving) -> None:
     short = [replace(one, max_tokens=10) for one in requests()[:5]]
     laws.prefix_hit_equals_cold(build, short, serving)
+
+
+def test_law_restored_equals_cold(build: laws.BuildEngine, tmp_path: Path) -> None:
+    short = [replace(one, max_tokens=10) for one in requests()[:5]]
+    laws.restored_equals_cold(build, short, laws.Serving(disk_folder=tmp_path))
 
 
 def test_law_prefix_hit_equals_cold_when_preempted(build: laws.BuildEngine) -> None:

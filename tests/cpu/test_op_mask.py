@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.cpu.op_cases import cases, inputs
+from tests.cpu.op_cases import cases, inputs, providers, run
 from troth.ops.grid import Case
 from troth.ops.mask import mask
+
+
+@pytest.mark.parametrize("case", cases(mask))
+@pytest.mark.parametrize("provider", providers(mask))
+def test_mask_equals_the_reference(provider: str, case: Case) -> None:
+    ours, wanted = case.make(inputs()), case.make(inputs())
+    run(mask, provider, *ours)
+    mask.reference(*wanted)
+    assert torch.equal(ours[0], wanted[0])
 
 
 @pytest.mark.parametrize("case", cases(mask))

@@ -35,7 +35,9 @@ class DemoServer:
         """What the server and its engine wrote to standard error."""
         command = [sys.executable, "-m", "troth.cli.main", "serve", "--port", "0", "--name", NAME]
         # Two threads wait for each other by spinning: on busy cores many times slower than one.
-        command += ["--threads", "1", "--context", str(CONTEXT), "--alias", "gpt-demo=demo", *arguments]
+        command += ["--threads", "1", "--context", str(CONTEXT), "--alias", "gpt-demo=demo"]
+        # What earlier runs left on disk must not be served.
+        command += ["--disk-cache", "off", *arguments]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TROTH_")}
         environment = {**clean, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with self.log.open("w") as log:

@@ -238,7 +238,7 @@ def test_what_cannot_be_done_is_told_in_one_line(tmp_path: Path, arguments: tupl
 
 def test_serve_answers_over_http_and_stops_at_sigterm() -> None:
     process = subprocess.Popen(
-        [*TROTH, "serve", "--port", "0", "--name", "demo", "--rows", "2"],
+        [*TROTH, "serve", "--port", "0", "--name", "demo", "--rows", "2", "--disk-cache", "off"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -197,6 +198,22 @@ def test_event_loop_that_ends_in_mid_answer_does_the_engine_no_harm(engine: Engi
     # Another loop, or none, may go on reading.
     assert next(iter(stream)).text
     stream.cancel()
+
+
+def test_complete_all_answers_each_as_if_it_were_alone(engine: Engine) -> None:
+    """Long ones too: nobody reads them before their end, and none is held for it."""
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 2 * MAX_EVENTS, "ignore_eos": True}
+    together = engine.complete_all(PROMPTS[:4], **options)
+    assert [reply.text for reply in together] == [engine.complete(one, **options).text for one in PROMPTS[:4]]
+    assert [reply.usage.num_completion_tokens for reply in together] == [2 * MAX_EVENTS] * 4
+
+
+def test_complete_all_raises_what_one_of_them_cannot_be(engine: Engine) -> None:
+    with pytest.raises(ContextExceeded):
+        engine.complete_all(["Hi", "word " * 9000], max_tokens=4)
+    while engine.status().num_running:
+        time.sleep(0.01)
+    assert engine.complete("Hi", max_tokens=2).usage.num_completion_tokens == 2
 
 
 def test_consumer_that_falls_behind_misses_nothing(engine: Engine) -> None:

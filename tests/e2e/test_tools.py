@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+import troth
 from tests.e2e.demo_server import DEADLINE_S, DemoServer
 from tests.e2e.hybrid_chats import MODEL, chats, fields, streamed, whole
 from tests.shared_data import shared
+from troth.config.options import ModelOptions
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.e2e
@@ -162,6 +164,36 @@ def test_answer_of_a_schema_is_json_whatever_the_model_thinks(client: Any) -> No
         assert list(json.loads(said.content)) == ["n"]
 
 
+def test_strict_tools_bind_the_calls_of_an_answer_that_is_free(client: Any) -> None:
+    """The schema asks for what the model would not write by itself."""
+    row = row_of("tool", thinking=True)
+    wanted = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    tools = [
+        {"type": "function", "function": {**tool["function"], "parameters": {**wanted, "additionalProperties": False}}}
+        for tool in row["tools"]
+    ]
+    for tool in tools:
+        tool["function"]["strict"] = True
+    said = whole(client, row, tools=tools)
+    assert said.calls
+    assert all(json.loads(arguments).keys() == {"n"} for _, arguments in said.calls)
+    assert said.reasoning
+    assert said == streamed(client, row, tools=tools)
+
+
+def test_answer_of_a_schema_beside_tools_is_one_or_the_other(client: Any) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {**schema, "additionalProperties": False}}}
+    calling = row_of("tool", thinking=True)
+    said = whole(client, calling, response_format=form)
+    assert said.calls == whole(client, calling).calls
+    assert said.content == ""
+    speaking = {**row_of("tool_final", thinking=False)}
+    said = whole(client, speaking, response_format=form)
+    assert said.calls or list(json.loads(said.content)) == ["n"]
+    assert said == streamed(client, speaking, response_format=form)
+
+
 def test_call_with_arguments_of_the_wrong_type_stays_visible_and_is_reported(client: Any) -> None:
     """The schema is changed behind the model's back: what it writes is right, but no longer valid."""
     row = next(row for row in chats() if row["expected"].get("tool_calls") and not row["enable_thinking"])
@@ -181,3 +213,24 @@ def test_call_with_arguments_of_the_wrong_type_stays_visible_and_is_reported(cli
     (handed_on,) = forwarded.choices[0].message.tool_calls
     assert forwarded.troth["tool_errors"][0]["call_id"] == handed_on.id
     assert forwarded.choices[0].finish_reason == "tool_calls"
+
+
+def test_reasoning_ended_on_demand_among_others_is_followed_by_the_answer() -> None:
+    row = row_of("tool", thinking=True)
+    options = {"tools": row["tools"], "thinking": True, "temperature": 0, "max_tokens": 400}
+    with troth.Engine.open(str(shared(MODEL)), model_options=ModelOptions(dtype="float32")) as engine:
+        streams = [engine.stream(row["messages"], **options) for _ in range(4)]
+        asked = iter(streams[0])
+        next(segment for segment in asked if segment.kind == "reasoning")
+        streams[0].end_reasoning()
+        for stream in streams:
+            for _ in stream:
+                pass
+    ended, *others = [stream.reply for stream in streams]
+    free = others[0]
+    assert {other.reasoning for other in others} == {free.reasoning}
+    assert free.reasoning.startswith(ended.reasoning)
+    assert ended.reasoning != free.reasoning
+    assert 0 < ended.usage.num_reasoning_tokens < free.usage.num_reasoning_tokens
+    assert [call.name for call in ended.tool_calls] == [call.name for call in free.tool_calls]
+    assert ended.finish_reason == "tool_calls"

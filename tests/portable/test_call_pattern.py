@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
+from tests.shared_data import shared
+from troth.contracts.grammar import Grammar
 from troth.contracts.tools import ToolChoice, ToolPolicy, ToolSpec
-from troth.errors import RequestError
+from troth.errors import CapabilityUnavailable, RequestError
 from troth.testing.byte_tokenizer import ByteTokenizer
-from troth.text.call_pattern import CallPattern, call_pattern
+from troth.text.call_pattern import Beside, CallPattern, call_pattern, thought_frame
+from troth.text.chat_renderer import ChatRenderer
+from troth.text.chat_template import ChatTemplate
 from troth.text.grammar import GrammarCompiler
+from troth.text.probe_formats import RegistryReader
 from troth.text.probe_trial import CALL_IDS, FIRST, SECOND, Sample
+from troth.text.template_probe import probe_template
 
 A = ToolSpec(name="a", parameters={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 B = ToolSpec(name='b"\\', parameters={"type": "object", "properties": {}, "additionalProperties": False})
@@ -42,8 +48,11 @@ def pattern() -> CallPattern:
 
 def accepts(text: str, policy: ToolPolicy, thought: tuple[str, str] | None = None) -> bool:
     """Whether a text is a whole answer of the policy's grammar."""
+    return matches(Grammar(kind="calls", source=pattern().source(policy, ByteTokenizer(), thought)), text)
+
+
+def matches(grammar: Grammar, text: str) -> bool:
     tokens = ByteTokenizer()
-    grammar = pattern().grammar(policy, tokens, thought)
     session = GrammarCompiler(tokens, tokens.vocab_size).compile(grammar).session(tokens.eos_ids)
     for token_id in tokens.encode(text):
         if session.is_complete:
@@ -63,7 +72,8 @@ def test_pattern_is_what_stands_around_names_and_arguments() -> None:
         '}\n</tool_call>\n<tool_call>\n{"name": "',
         "}\n</tool_call>",
     )
-    assert pattern() == CallPattern(*words)
+    assert pattern() == CallPattern(*words, entries=("<tool_call>",))
+    assert pattern().marker == "<tool_call>"
 
 
 def test_pattern_leaves_out_what_a_template_writes_before_the_call() -> None:
@@ -136,16 +146,172 @@ def test_grammar_spells_control_tokens_by_id() -> None:
             before, found, after = text.partition("<tool_call>")
             return [*before.encode(), *([256] if found else []), *after.encode()]
 
-    source = HERMES.grammar(policy(), Marked()).source
+    source = HERMES.source(policy(), Marked())
     assert '<[256]> "\\n{\\"name\\": \\""' in source
 
 
 def test_grammar_leaves_out_keywords_that_only_validation_can_check() -> None:
     tool = ToolSpec(name="a", parameters={"type": "object", "not": {"required": ["x"]}})
-    assert "not" not in HERMES.grammar(ToolPolicy(tools=(tool,)), ByteTokenizer()).source
+    assert "not" not in HERMES.source(ToolPolicy(tools=(tool,)), ByteTokenizer())
 
 
 def test_grammar_of_a_schema_that_leads_nowhere_is_refused() -> None:
     tool = ToolSpec(name="a", parameters={"type": "object", "properties": {"n": {"$ref": "#/$defs/none"}}})
-    with pytest.raises(RequestError, match=r"tools\[0\].parameters"):
-        HERMES.grammar(ToolPolicy(tools=(tool,)), ByteTokenizer())
+    with pytest.raises(RequestError, match=r"tools\[0\].function.parameters"):
+        HERMES.source(ToolPolicy(tools=(tool,)), ByteTokenizer())
+
+
+STRICT = ToolSpec(name="a", parameters={**A.parameters, "additionalProperties": False}, strict=True)  # type: ignore[dict-item]
+MARKS = ("<think>", "</think>")
+
+
+def strict_policy(*, parallel: bool = True) -> ToolPolicy:
+    return ToolPolicy(tools=(STRICT, B), parallel=parallel)
+
+
+def beside(kind: Beside, found: CallPattern | None = None, thought: tuple[str, str] | None = None) -> Grammar:
+    """The grammar of calls beside text, or beside a caller's schema."""
+    source = (found or pattern()).source(strict_policy(), ByteTokenizer(), thought, beside=kind)
+    if kind != "answer":
+        return Grammar(kind="calls", source=source)
+    schema = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    return Grammar(kind="json_schema", source=json.dumps({**schema, "additionalProperties": False}), frame=source)
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ("", True),
+        ("hello <tool_ call>, {1}", True),
+        (f"Wait.\n{ONE}", True),
+        (f"{ONE}\n<tool_call>\n{TWO}\n</tool_call>", True),
+        (f"{ONE} and {ONE} done", True),
+        (ONE.replace("1}}", '"x"}}'), False),
+        (ONE.replace("1}}", '1, "m": 2}}'), False),
+        (ONE.replace('"a"', '"c"'), False),
+        ("a <tool_call> is a tag", False),
+        (f"{ONE} <tool_call>", False),
+        # Arguments of a tool that is not strict are any object.
+        (f"<tool_call>\n{TWO.replace('{}', json.dumps({'free': 1}))}\n</tool_call>", True),
+    ],
+)
+def test_grammar_beside_text_binds_calls_once_they_begin(text: str, accepted: bool) -> None:
+    assert matches(beside("text"), text) is accepted
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [("<think>a <tool_call> b</think>\n\nhi", True), (f"<think></think>{ONE}", True), ("<think>never closed", False)],
+)
+def test_grammar_beside_text_leaves_reasoning_alone(text: str, accepted: bool) -> None:
+    assert matches(beside("text", thought=MARKS), text) is accepted
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [("hi {", True), (ONE[12:-13], True), (ONE[12:-13].replace("1", "true"), False), ('{"x": 1}', False)],
+)
+def test_grammar_of_bare_calls_binds_an_answer_that_begins_like_one(text: str, accepted: bool) -> None:
+    bare = CallPattern('{"name": "', '", "arguments": ', "", "}", entries=("<|python_tag|>",), bare=("{",))
+    assert matches(beside("text", bare), text) is accepted
+
+
+def test_grammar_beside_text_ends_text_at_a_control_token() -> None:
+    class Marked(ByteTokenizer):
+        def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+            before, found, after = text.partition("<tool_call>")
+            return [*before.encode(), *([256] if found else []), *after.encode()]
+
+    tokens = Marked()
+    grammar = Grammar(kind="calls", source=pattern().source(strict_policy(), tokens, beside="text"))
+    for number, holds in (("1", True), ("true", False)):
+        session = GrammarCompiler(tokens, tokens.vocab_size).compile(grammar).session(frozenset())
+        for token_id in tokens.encode(f"hi {ONE}".replace("1", number)):
+            session.advance(token_id)
+        assert session.is_accepting is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ('{"x": "y"}', True),
+        (ONE, True),
+        (f'<think>{ONE}</think>\n\n{{"x": "y"}}', True),
+        (f"<think></think>{ONE}", True),
+        ("hello", False),
+        (f'{{"x": "y"}}{ONE}', False),
+        (f"Wait. {ONE}", False),
+        (ONE.replace("1}}", '"x"}}'), False),
+    ],
+)
+def test_grammar_beside_an_answer_is_that_answer_or_calls(text: str, accepted: bool) -> None:
+    assert matches(beside("answer", thought=MARKS), text) is accepted
+
+
+def test_frame_of_thought_leaves_room_before_the_answer_alone() -> None:
+    grammar = Grammar(kind="regex", source="[0-9]+", frame=thought_frame(MARKS, ByteTokenizer()))
+    assert matches(grammar, "12")
+    assert matches(grammar, "<think>perhaps 3 or x</think>\n\n12")
+    assert not matches(grammar, "<think>perhaps</think>\n\nx")
+
+
+@pytest.mark.parametrize("kind", ["text", "answer"])
+def test_grammar_beside_something_needs_to_see_where_a_call_begins(kind: Beside) -> None:
+    fenced = CallPattern('[{"name": "', '", "arguments": ', "", "}]", entries=("```json\n",), bare=("[",), soft=True)
+    with pytest.raises(CapabilityUnavailable):
+        fenced.source(strict_policy(), ByteTokenizer(), beside=kind)
+    bare = CallPattern('{"name": "', '", "arguments": ', "", "}", bare=("{",))
+    if kind == "answer":
+        with pytest.raises(CapabilityUnavailable):
+            bare.source(strict_policy(), ByteTokenizer(), beside=kind)
+
+
+def test_grammar_of_a_strict_tool_refuses_what_it_cannot_enforce() -> None:
+    tool = ToolSpec(name="a", parameters={"type": "object", "not": {"required": ["x"]}}, strict=True)
+    with pytest.raises(RequestError, match=r"tools\[0\].function.parameters.*not cannot be enforced") as refusal:
+        HERMES.source(ToolPolicy(tools=(tool,)), ByteTokenizer(), param="tools")
+    assert (refusal.value.param, refusal.value.code) == ("tools", "unsupported_schema")
+
+
+def test_grammar_of_a_loose_tool_takes_parts_that_overlap() -> None:
+    loose = {"properties": {"oneOf": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "required": ["oneOf"]}
+    wanted = ToolPolicy(tools=(ToolSpec(name="a", parameters=loose),), choice=ToolChoice(mode="required"))
+    assert accepts('<tool_call>\n{"name": "a", "arguments": {"oneOf": 1}}\n</tool_call>', wanted)
+    assert not accepts('<tool_call>\n{"name": "a", "arguments": {"oneOf": "x"}}\n</tool_call>', wanted)
+
+
+PUBLISHED = {
+    "qwen/llamacpp__Qwen-Qwen3-0.6B.jinja": ("<tool_call>", True),
+    "deepseek/llamacpp__deepseek-ai-DeepSeek-V3.1.jinja": ("<｜tool▁calls▁begin｜>", True),
+    "kimi/llamacpp__moonshotai-Kimi-K2.jinja": ("<|tool_calls_section_begin|>", True),
+    "llama/llamacpp__meta-llama-Llama-3.1-8B-Instruct.jinja": ("", False),
+}
+"""Template -> the marker of its calls, and whether they can stand instead of an answer."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_grammar_of_published_templates_binds_the_calls_they_write(name: str) -> None:
+    source = shared(f"templates/{name}").read_text()
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    probed = probe_template(ChatRenderer(template), RegistryReader())
+    found = call_pattern(probed.replies, probed.capabilities.tool_format)
+    assert found is not None
+    marker, answers = PUBLISHED[name]
+    assert found.marker == marker
+    names = {sample.name: ToolSpec(name=sample.name, parameters=_parameters(sample), strict=True) for sample in BOTH}
+    bound = ToolPolicy(tools=tuple(names.values()))
+    grammar = Grammar(kind="calls", source=found.source(bound, ByteTokenizer(), beside="text"))
+    call = (found.before + FIRST.name + found.between, json.dumps(FIRST.arguments), found.after)
+    assert matches(grammar, "".join(call))
+    assert matches(grammar, f"Words. {''.join(call)}" if marker else "Words.")
+    assert not matches(grammar, "".join((call[0], json.dumps({**FIRST.arguments, FIRST.number_key: "x"}), call[2])))
+    if answers:
+        found.source(bound, ByteTokenizer(), beside="answer")
+
+
+BOTH = (FIRST, SECOND)
+
+
+def _parameters(sample: Sample) -> dict[str, Any]:
+    declared: dict[str, Any] = sample.declaration["function"]["parameters"]
+    return {**declared, "additionalProperties": False}

@@ -53,6 +53,15 @@ def chat_person(
     return main(["chat", *arguments]), out.getvalue(), err.getvalue()
 
 
+def test_conversation_keeps_reasoning_for_the_template_to_judge() -> None:
+    conversation = Conversation()
+    conversation.add("Why?", "Because.", "Hm.")
+    conversation.add("And?", "So.")
+    first, second = conversation.asking("What?")[1], conversation.asking("What?")[3]
+    assert first == {"role": "assistant", "content": "Because.", "reasoning_content": "Hm."}
+    assert second == {"role": "assistant", "content": "So."}
+
+
 def numbered() -> Callable[[Request], FakeAnswer]:
     count = 0
 

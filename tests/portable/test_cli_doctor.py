@@ -31,6 +31,7 @@ class Provider:
     active: bool
     reason: str
     ops: tuple[str, ...]
+    is_broken: bool = False
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +110,15 @@ def test_doctor_names_every_problem(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "Problems:\n- Python" in out
+
+
+def test_doctor_minds_kernels_that_were_built_in_vain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    providers = (Provider("cpu", False, "built from other sources", (), True), Provider("torch", True, "active", ()))
+    monkeypatch.setattr(compose, "provider_status", lambda: providers)
+    code, value = report(capsys)
+    assert (code, value["problems"]) == (1, ["op provider cpu: built from other sources"])
 
 
 def test_doctor_minds_when_only_references_can_run(

@@ -27,12 +27,15 @@ from troth.errors import (
     RequestError,
     TrothError,
 )
+from troth.text.chat_terms import TERMS
 
 GENERAL = ["--debug", "--help", "-h"]
 SAMPLING = ["--max-tokens", "--min-p", "--seed", "--stop", "--temperature", "--top-k", "--top-p"]
 MODEL = ["--context", "--device", "--dtype", "--kv-dtype", "--model", "--providers", "--threads", "-m"]
+DISK_CACHE = ["--disk-cache", "--disk-cache-size"]
 BATCH = ["--chunk-tokens", "--kv-memory", "--rows"]
 TEMPLATE = ["--chat-template"]
+THINKING = ["--thinking", "--no-thinking", "--reasoning-budget"]
 SERVE = [
     "--alias",
     "--api-key",
@@ -46,12 +49,13 @@ SERVE = [
     "--request-timeout",
 ]
 FROZEN = {
-    "run": [*GENERAL, *SAMPLING, *MODEL, *TEMPLATE, "--json", "--quiet", "--raw", "--system", "-q"],
-    "chat": [*GENERAL, *SAMPLING, *MODEL, *TEMPLATE, "--system"],
-    "serve": [*GENERAL, *SERVE, *BATCH, *MODEL, *TEMPLATE],
+    "run": [*GENERAL, *SAMPLING, *THINKING, *MODEL, *TEMPLATE, "--json", "--quiet", "--raw", "--system", "-q"],
+    "chat": [*GENERAL, *SAMPLING, *THINKING, *MODEL, *TEMPLATE, "--system"],
+    "serve": [*GENERAL, *SERVE, *BATCH, *DISK_CACHE, *MODEL, *TEMPLATE],
     "models": [*GENERAL, "--json"],
     "fit": [*GENERAL, *MODEL, *BATCH, "--json"],
     "probe": [*GENERAL, *MODEL, *TEMPLATE, "--json"],
+    "cache": [*GENERAL, "--disk-cache", "--json"],
     "doctor": [*GENERAL, "--json"],
 }
 """A flag is a promise: adding, renaming or removing one is a decision, and is made here too."""
@@ -107,10 +111,12 @@ def test_flags_set_fields_that_exist() -> None:
     own = {flag.field for group in (flags.RUN, flags.JSON, flags.GENERAL) for flag in group.flags}
     options = {field for cls in (ModelOptions, EngineOptions, ServeOptions) for field in cls.__dataclass_fields__}
     sampling = {*SamplingParams.__dataclass_fields__, "max_tokens", "stop"}
-    for group in (flags.MODEL, flags.TEMPLATE, flags.BATCH, flags.SERVE):
+    for group in (flags.MODEL, flags.TEMPLATE, flags.BATCH, flags.DISK_CACHE, flags.SERVE):
         assert {flag.field for flag in group.flags} <= options, group.title
     assert {flag.field for flag in flags.SAMPLING.flags} <= sampling
-    assert not own & (options | sampling)
+    thinking = {flag.field for flag in flags.THINKING.flags}
+    assert not own & (options | sampling | thinking)
+    assert thinking - {"no_thinking"} <= set(TERMS)
 
 
 def test_help_names_every_command_and_variable(capsys: pytest.CaptureFixture[str]) -> None:

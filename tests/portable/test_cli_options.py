@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from troth.cli import flags
 from troth.cli.main import build_parser
 from troth.config import env, values
+from troth.config.folders import disk_cache_folder
 from troth.config.options import EngineOptions, ModelOptions, ServeOptions
 from troth.errors import OptionError
 
@@ -47,7 +50,7 @@ def test_options_take_every_serve_flag() -> None:
         "serve -m dir --context 100 --device cpu --dtype bfloat16 --kv-dtype float16 --threads 2 --providers torch,cpu "
         "--chat-template t.jinja --rows 3 --chunk-tokens 64 --kv-memory 1.5G --host ::1 --port 0 --name n --alias a=n "
         "--alias b=n --api-key k --api-key l --cors-origin http://x --queue 0 --max-streams 5 --keepalive 2.5 "
-        "--request-timeout 60"
+        "--request-timeout 60 --disk-cache d --disk-cache-size 2G"
     )
     args = build_parser().parse_args(line.split())
     assert flags.model_options(args) == ModelOptions(
@@ -66,6 +69,8 @@ def test_options_take_every_serve_flag() -> None:
         kv_memory_bytes=3 * 2**29,
         threads=2,
         providers=("torch", "cpu"),
+        disk_cache="d",
+        disk_cache_bytes=2 * 2**30,
     )
     assert flags.serve_options(args) == ServeOptions(
         host="::1",
@@ -152,3 +157,15 @@ def test_whole_number_takes_plain_digits_in_its_range_only(text: str) -> None:
     with pytest.raises(ValueError, match="must be a whole number from 0 to 10"):
         values.whole_number(0, 10)(text)
     assert values.whole_number(0, 10)("10") == 10
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"XDG_CACHE_HOME": "/c"}, "/c/troth/prompt-cache"),
+        ({"XDG_CACHE_HOME": "relative"}, "~/.cache/troth/prompt-cache"),
+        ({}, "~/.cache/troth/prompt-cache"),
+    ],
+)
+def test_disk_cache_folder_is_the_users_own(environ: dict[str, str], folder: str) -> None:
+    assert str(disk_cache_folder(environ)) == str(Path(folder).expanduser())

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 from tests.cli_engine import EngineOpener, Person
 from troth.cli import session
 from troth.cli.main import main
+from troth.contracts.capabilities import ReasoningCapability, TemplateCapabilities
 from troth.contracts.events import Event, Failed, Segment
 from troth.errors import CapabilityUnavailable
 from troth.testing.byte_tokenizer import BytePrompts
@@ -50,9 +52,53 @@ def test_run_quiet_prints_nothing_else(opener: EngineOpener, capsys: pytest.Capt
 def test_run_json_prints_one_object(opener: EngineOpener, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--json", "--seed", "7", "Hi"]) == 0
     value = json.loads(capsys.readouterr().out)
-    assert set(value) == {"text", "finish_reason", "usage", "timings", "seed", "model"}
+    assert set(value) == {"text", "reasoning", "finish_reason", "usage", "timings", "seed", "model"}
     assert (value["text"], value["finish_reason"], value["seed"], value["model"]) == ("Paris.", "stop", 7, "scripted")
     assert value["usage"]["num_completion_tokens"] == 7
+
+
+def test_run_shows_reasoning_dim_to_a_person_and_in_json_alone_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, EngineOpener(FakeAnswer(reasoning="Hm\x1b.", text="Paris.")))
+    assert main(["run", "-q", "Hi"]) == 0
+    assert capsys.readouterr() == ("Paris.\n", "")
+    assert main(["run", "-q", "--json", "Hi"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert (value["reasoning"], value["text"]) == ("Hm\x1b.", "Paris.")
+    person = Person()
+    monkeypatch.setattr(sys, "stdout", person)
+    assert main(["run", "-q", "Hi"]) == 0
+    shown = person.getvalue()
+    assert "".join(re.findall("\x1b\\[2m(.*?)\x1b\\[22m", shown)) == "Hm\u241b."
+    assert shown.endswith("\x1b[22m\n\nParis.\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--thinking", "--no-thinking"], "contradict each other"),
+        (["--raw", "--no-thinking"], "--raw leaves out"),
+        (["--thinking"], "thinking is not available"),
+    ],
+)
+def test_run_refuses_thinking_that_cannot_be(
+    opener: EngineOpener, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    assert main(["run", "-q", *flags, "Hi"]) == 2
+    assert told in capsys.readouterr().err
+    assert "--chat-template" not in capsys.readouterr().err
+
+
+def test_run_hands_what_is_said_about_thinking_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = ReasoningCapability(markers="think", open="<think>", close="</think>", kept="all")
+    able = TemplateCapabilities(chat=True, reasoning=marks)
+    opener = install(monkeypatch, EngineOpener("Paris.", capabilities=able))
+    for flags, budget in ((["--no-thinking"], 0), (["--reasoning-budget", "7"], 7), ([], None)):
+        assert main(["run", "-q", *flags, "Hi"]) == 0
+        reading = opener.thread.requests[-1].reading
+        assert reading is not None
+        assert reading.reasoning_budget == budget
 
 
 def test_run_hands_every_sampling_flag_on(opener: EngineOpener) -> None:

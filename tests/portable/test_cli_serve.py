@@ -21,6 +21,7 @@ import pytest
 
 from tests.cli_server import fake_text
 from troth.cli.served import LatePrompts, engine_client, served_model
+from troth.config.folders import disk_cache_folder
 from troth.config.options import EngineOptions, ModelOptions
 from troth.errors import NotReady
 from troth.testing.fake_engine import FakeEngine
@@ -83,7 +84,8 @@ def test_serve_announces_answers_and_stops_at_sigterm(tmp_path: Path) -> None:
         assert reply["model"] == "pebble"
         name, model, engine = json.loads(seen.read_text())
         assert (name, model) == ("pebble", repr(ModelOptions(model="some/model")))
-        assert engine == repr(EngineOptions(max_rows=3))
+        # What is computed outlives the server, in the user's cache folder.
+        assert engine == repr(EngineOptions(max_rows=3, disk_cache=str(disk_cache_folder())))
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == (0, "", "Loading pebble ...\n")
 

@@ -39,7 +39,7 @@ def test_resolve_with_gpus_takes_the_first_and_its_free_memory() -> None:
         "bfloat16",
         "bfloat16",
     )
-    assert (decided.chunk_tokens, decided.step_tokens, decided.max_rows) == (2048, 8192, 128)
+    assert (decided.chunk_tokens, decided.step_tokens, decided.max_rows) == (2048, 8192, 256)
     assert (decided.usable_bytes, decided.reserve_bytes) == (63 * 2**30, GPU_RESERVE_BYTES)
     assert decided.decisions == (
         "device cuda:0 (card 0): a GPU is present",
@@ -100,3 +100,9 @@ def test_resolve_refuses_a_gpu_that_is_not_here_by_number() -> None:
         resolve(ModelOptions(device="cuda:2"), EngineOptions(), WITH_GPUS)
     with pytest.raises(OptionError, match="'cuda' is not here: this machine shows 0 CUDA devices"):
         resolve(ModelOptions(device="cuda"), EngineOptions(), CPU_ONLY)
+
+
+def test_resolve_takes_an_int8_cache_on_a_cpu_only() -> None:
+    assert resolve(ModelOptions(kv_dtype="int8"), EngineOptions(), CPU_ONLY).kv_dtype == "int8"
+    with pytest.raises(OptionError, match="kv_dtype int8 is for CPUs; on cuda:0 leave it out for bfloat16"):
+        resolve(ModelOptions(kv_dtype="int8"), EngineOptions(), WITH_GPUS)

@@ -142,7 +142,7 @@ def test_flags_document_lists_every_other_variable_that_the_package_reads() -> N
         and node.args
         and isinstance(node.args[0], ast.Constant)
     }
-    listed = {code(row["variable"]) for row in DOCUMENT.table("variable", "the cache is")}
+    listed = {code(row["variable"]) for row in DOCUMENT.table("variable", "what it says")}
     assert asked == listed
 
 

@@ -18,7 +18,8 @@ from starlette.routing import Route
 from tests.markdown import ROOT, Document, Row, code, codes
 from tests.portable.serving import CHAT, COMPLETIONS, asking, error_of, hello, records
 from troth.config.options import EngineOptions, ServeOptions
-from troth.contracts.prefix_cache import PrefixCacheStatus
+from troth.contracts.ports import EngineStatus
+from troth.contracts.prefix_cache import DiskCacheStatus, PrefixCacheStatus
 from troth.contracts.sampling import MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, SamplingParams
 from troth.contracts.tools import ToolError
 from troth.errors import RequestError
@@ -382,8 +383,16 @@ def listing(names: list[str]) -> str:
     return f"{', '.join(first)} and {last}"
 
 
+class DiskEngine(FakeEngine):
+    """An engine that looked for a prompt on disk."""
+
+    async def status(self) -> EngineStatus:
+        disk = DiskCacheStatus(folder="/c", num_bytes=1, quota_bytes=2, num_restores={"restored": 1})
+        return dataclasses.replace(await super().status(), prefix_cache=PrefixCacheStatus(disk=disk))
+
+
 def test_http_document_lists_every_metric_with_its_labels() -> None:
-    with asking(FakeEngine(FakeAnswer(text="Hello"))) as client:
+    with asking(DiskEngine(FakeAnswer(text="Hello"))) as client:
         client.post(CHAT, json=hello())
         text = client.get("/metrics").text
     kinds = dict(re.findall(r"^# TYPE (troth_\w+) (\w+)$", text, re.MULTILINE))

@@ -6,7 +6,7 @@ import dataclasses
 from typing import get_args
 
 from tests.markdown import Document, code, codes
-from troth.contracts.prefix_cache import PrefixCacheStatus, PrefixOutcome
+from troth.contracts.prefix_cache import PrefixCacheStatus, PrefixOutcome, RestoreOutcome
 
 DOCUMENT = Document.read("docs/prompt-cache.md")
 
@@ -20,3 +20,8 @@ def test_prompt_cache_document_lists_every_number() -> None:
 def test_prompt_cache_document_lists_every_outcome() -> None:
     rows = DOCUMENT.table("outcome", "the request")
     assert [code(row["outcome"]) for row in rows] == list(get_args(PrefixOutcome))
+
+
+def test_prompt_cache_document_lists_every_outcome_on_disk() -> None:
+    rows = DOCUMENT.table("on disk", "the prompt")
+    assert [code(row["on disk"]) for row in rows] == list(get_args(RestoreOutcome))

@@ -15,7 +15,7 @@ from troth.contracts.events import FinishReason, Segment
 from troth.contracts.names import RequestId
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
-from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError, ToolPolicy, ToolSpec
+from troth.contracts.tools import CallForm, ToolCall, ToolCallDelta, ToolError, ToolPolicy, ToolSpec
 from troth.errors import RequestError
 from troth.run.emit import Emission, Emitter
 from troth.testing.byte_tokenizer import EOS_ID, ByteTokenizer
@@ -172,6 +172,41 @@ def test_reasoning_that_the_prompt_began_is_closed_before_the_first_token_withou
     one = request(reasoning_budget=0, close_ids=CLOSE, prompt_tail="<think>\n")
     emission = Emitter(one, ByteTokenizer()).begin()
     assert (emission.forced_ids, emission.num_emitted, emission.events) == (CLOSE, len(CLOSE), ())
+
+
+def test_reasoning_ends_when_it_is_asked_to_and_only_then() -> None:
+    emitter = Emitter(request(close_ids=CLOSE), ByteTokenizer())
+    emissions = [emitter.push([token_id], [], None) for token_id in b"<think>ab"]
+    assert not any(emission.forced_ids for emission in emissions)
+    emissions.append(emitter.end_reasoning())
+    assert (emissions[-1].forced_ids, emissions[-1].num_emitted) == (CLOSE, len(b"<think>ab</think>"))
+    assert emitter.end_reasoning().forced_ids == ()
+    emissions += [emitter.push([token_id], [], None) for token_id in b"</think>hi"]
+    emissions.append(emitter.push([EOS_ID], [], "stop"))
+    done = folded(emissions)
+    assert (done["reasoning"], done["text"], emitter.num_reasoning_tokens) == ("ab", "hi", 2)
+
+
+def test_reasoning_that_is_ended_before_it_begins_is_closed_as_it_begins() -> None:
+    emitter = Emitter(request(close_ids=CLOSE), ByteTokenizer())
+    assert emitter.end_reasoning().forced_ids == ()
+    emissions = [emitter.push([token_id], [], None) for token_id in b"<think>"]
+    assert [bool(emission.forced_ids) for emission in emissions] == [False] * 6 + [True]
+
+
+@pytest.mark.parametrize("said", [b"hello", b"<think>a</think>b"])
+def test_reasoning_that_is_over_or_never_was_is_not_ended(said: bytes) -> None:
+    emitter = Emitter(request(close_ids=CLOSE), ByteTokenizer())
+    emitter.push(list(said), [], None)
+    assert emitter.end_reasoning() == Emission((), len(said), None)
+    plain = Request(request_id=RequestId("r"), prompt_ids=(1,))
+    assert Emitter(plain, ByteTokenizer()).end_reasoning() == Emission((), 0, None)
+
+
+def test_calls_of_a_form_that_no_module_describes_are_read() -> None:
+    form = CallForm(opens=("<own>",), named=True, between=("(",), after=(")", "</own>"))
+    done = folded(emit([*b'<own>f({"a": 1})</own>', EOS_ID], request(tools="derived", call_form=form)))
+    assert (done["calls"], done["text"], done["finish"]) == ([("f", '{"a": 1}')], "", "tool_calls")
 
 
 def test_reasoning_that_is_cut_is_reported() -> None:

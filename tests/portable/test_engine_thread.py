@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from tests.portable.test_scheduler import FULL, limits
-from troth.contracts.events import Completed, Event, Failed
+from troth.contracts.events import Completed, Event, Failed, Segment
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
-from troth.errors import DeviceError, StreamProtocol
+from troth.errors import DeviceError, DeviceLost, StreamProtocol
 from troth.run.engine import EngineLoop
 from troth.run.stream import EventChannel, RequestStream
 from troth.run.worker import EngineThread
@@ -113,6 +113,17 @@ def test_thread_step_that_fails_on_the_device_ends_its_rows_alone() -> None:
         assert isinstance(last(thread.submit(request("b"))), Completed)
 
 
+def test_thread_whose_device_is_lost_ends_every_request_and_says_so() -> None:
+    class Lost(FakeRunner):
+        def launch(self, plan: StepPlan) -> Any:
+            raise DeviceLost("the device answers no more")
+
+    with engine_thread(Lost((FULL,), (64,))) as thread:
+        ends = [last(thread.submit(request(name))) for name in "ab"]
+        assert [end.kind for end in ends if isinstance(end, Failed)] == ["DeviceLost"] * 2
+        assert thread.status_now().state == "failed"
+
+
 def test_thread_close_ends_running_and_waiting_requests_and_frees_their_blocks() -> None:
     with engine_thread() as thread:
         streams = [thread.submit(request(str(index), 4000)) for index in range(8)]
@@ -158,6 +169,20 @@ def test_stream_refuses_a_second_async_consumer() -> None:
         assert isinstance(taken[0], Failed)
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_stream_read_whole_always_has_room_and_wakes_nobody_before_the_end() -> None:
+    channel = EventChannel(time.monotonic, whole=True)
+    taken: list[Any] = []
+    reader = threading.Thread(target=lambda: taken.append(channel.take()), daemon=True)
+    reader.start()
+    assert all(channel.offer(Segment(text="x", num_completion_tokens=i)) for i in range(1, 2000))
+    reader.join(0.05)
+    assert reader.is_alive()
+    channel.offer(Failed(kind="DeviceError", message="m"))
+    reader.join(30)
+    (first,) = taken
+    assert first[0].num_completion_tokens == 1
 
 
 def test_stream_end_reaches_every_thread_that_waits() -> None:

@@ -85,6 +85,24 @@ def test_cancel_is_passed_on_once_and_from_any_thread() -> None:
     asyncio.run(main())
 
 
+def test_end_of_reasoning_is_passed_on_from_any_thread_while_the_request_runs() -> None:
+    async def main() -> None:
+        asked: list[int] = []
+        queue = EventQueue(RequestId("r"), on_end_reasoning=lambda: asked.append(1))
+        stream = queue.stream()
+        thread = threading.Thread(target=stream.end_reasoning)
+        thread.start()
+        thread.join()
+        await asyncio.sleep(0)
+        stream.end_reasoning()
+        assert asked == [1, 1]
+        queue.put(DONE)
+        stream.end_reasoning()
+        assert asked == [1, 1]
+
+    asyncio.run(main())
+
+
 def test_dropping_a_stream_cancels_its_request() -> None:
     async def main() -> None:
         reasons: list[str] = []

@@ -134,3 +134,19 @@ def test_engine_is_closed_when_the_program_ends() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["end", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("last", "end", "continues"),
+    [
+        ({"role": "assistant", "content": "Once"}, "assistant: Once", True),
+        ({"role": "assistant", "content": ""}, "assistant: ", False),
+        ({"role": "user", "content": "More"}, "user: More\nassistant: ", False),
+    ],
+)
+def test_final_answer_of_a_conversation_is_continued(last: dict[str, Any], end: str, continues: bool) -> None:
+    one, thread = engine()
+    one.chat([{"role": "user", "content": "Hi"}, last])
+    request = thread.requests[0]
+    assert bytes(request.prompt_ids).decode().endswith(end)
+    assert (request.boundary is None) == continues

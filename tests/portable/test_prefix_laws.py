@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.portable.test_scheduler import FULL, WINDOW, limits
 from tests.portable.test_scheduler_laws import Traffic
 from troth.contracts.cache_spec import AttentionSpec
-from troth.contracts.names import RequestId
+from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.request import Request
 from troth.errors import Busy, ContextExceeded
 from troth.schedule import invariants
@@ -49,6 +49,9 @@ calls = st.lists(
         st.tuples(st.just("hold"), st.integers(0, 30), st.booleans()),
         st.tuples(st.just("fail")),
         st.tuples(st.just("break_row"), st.integers(0, 3)),
+        # request whose text comes back from elsewhere, blocks of it
+        st.tuples(st.just("reserve"), st.integers(0, 30), st.integers(1, 14)),
+        st.tuples(st.just("arrive"), st.integers(0, 3), st.sampled_from([True, True, False])),
     ),
     max_size=40,
 )
@@ -91,6 +94,28 @@ class Conversations(Traffic):
         except (Busy, ContextExceeded):
             self.ends[name] = "refused"
 
+    def reserve(self, number: int, num_blocks: int) -> None:
+        """What an earlier request had is on its way back."""
+        one = self.requests.get(f"r{number}")
+        if one is not None:
+            known = (*one.prompt_ids, *self.answers.get(one.request_id, []))
+            whole = known[: min(num_blocks, len(known) // BLOCK_TOKENS) * BLOCK_TOKENS]
+            if whole:
+                self.scheduler.reserve(one.namespace, whole)
+            invariants.check(self.scheduler)
+
+    def arrive(self, index: int, whole: bool) -> None:
+        """It is there, or will not come."""
+        under_way = self.scheduler.reservations()
+        if index < len(under_way):
+            one = under_way[index]
+            if whole:
+                self.runner.fill(one)
+                self.scheduler.adopt(one.reservation_id)
+            else:
+                self.scheduler.abandon(one.reservation_id)
+            invariants.check(self.scheduler)
+
     def break_row(self, index: int) -> None:
         """The oldest step under way gave bad logits for one of its rows."""
         if self.flights and index < len(self.flights[0][0].rows):
@@ -124,6 +149,8 @@ def test_prompt_cache_keeps_its_laws_under_random_traffic(
     )
     for name, *arguments in calls:
         getattr(world, name)(*arguments)
+    while world.scheduler.reservations():
+        world.arrive(0, True)
     world.drain()
     for name, one in world.requests.items():
         assert name in world.ends or name in world.cancelled, f"{name} never ended"

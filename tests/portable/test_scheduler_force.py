@@ -14,6 +14,7 @@ from troth.contracts.names import RequestId
 from troth.contracts.request import Request
 from troth.errors import ContextExceeded
 from troth.run.engine import EngineLoop
+from troth.schedule.admission import admit
 from troth.schedule.replay import RecordingScheduler, replay
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
@@ -158,6 +159,51 @@ def test_engine_closes_reasoning_when_its_budget_is_used_up(depth: int, at_once:
     assert end.usage.num_reasoning_tokens == len(said["reasoning"]) == (0 if at_once else 3)
     assert said["text"] == "a" * 20 if at_once else said["text"] == "a" * 10
     assert not end.unclosed_reasoning
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_engine_ends_the_reasoning_of_one_row_when_asked_and_leaves_the_others(depth: int) -> None:
+    close = tuple(b"</think>")
+    reading = AnswerReading(reasoning="think", close_ids=close)
+    asked, other, cramped = (
+        Request(request_id=RequestId(name), prompt_ids=(1, 2, 3), max_tokens=limit, reading=reading)
+        for name, limit in (("asked", 30), ("other", 30), ("cramped", limits().largest_request - 4))
+    )
+    runner = Babbler((FULL,), (64,), vocab_size=257)
+    loop = EngineLoop(Scheduler(limits()), runner, ByteTokenizer(), clock=time.monotonic, pipeline_depth=depth)
+    sinks = {one.request_id: Sink() for one in (asked, other, cramped)}
+    for one in (asked, other, cramped):
+        loop.add(one, sinks[one.request_id])
+    for _ in range(15):
+        loop.step()
+    loop.end_reasoning(asked.request_id)
+    loop.end_reasoning(cramped.request_id)  # its own limit fills the context: the mark has no room
+    loop.end_reasoning(RequestId("nobody"))
+    while not isinstance(sinks[asked.request_id].events[-1], Completed):
+        loop.step()
+    for _ in range(10):
+        loop.step()
+
+    def told(one: Request, kind: str) -> str:
+        events = sinks[one.request_id].events
+        return "".join(event.text for event in events if isinstance(event, Segment) and event.kind == kind)
+
+    end = sinks[asked.request_id].events[-1]
+    assert isinstance(end, Completed)
+    assert end.usage.num_completion_tokens == 30 + len(close)
+    assert 0 < end.usage.num_reasoning_tokens == len(told(asked, "reasoning")) < 15
+    assert told(asked, "text") == "a" * (30 - 7 - end.usage.num_reasoning_tokens)
+    assert len(told(other, "reasoning")) == 30 - 7
+    assert told(other, "text") == told(cramped, "text") == ""
+    assert len(told(cramped, "reasoning")) > 20
+
+
+def test_answer_without_a_limit_leaves_room_for_the_mark_that_ends_reasoning() -> None:
+    free, bound = (
+        Request(request_id=RequestId("r"), prompt_ids=(1, 2, 3), reading=AnswerReading(close_ids=ids))
+        for ids in ((), CLOSE)
+    )
+    assert admit(free, limits()) - admit(bound, limits()) == len(CLOSE)
 
 
 def test_engine_refuses_a_reading_it_does_not_know() -> None:

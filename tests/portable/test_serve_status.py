@@ -7,8 +7,10 @@ import re
 import pytest
 
 from tests.portable.serving import CHAT, asking, error_of, hello
+from troth.contracts.capabilities import TemplateCapabilities
 from troth.errors import DeviceError, NotReady
 from troth.testing.fake_engine import FakeAnswer, FakeEngine
+from troth.testing.fake_server import byte_model
 
 
 def test_landing_page_names_model_and_api() -> None:
@@ -168,6 +170,22 @@ def test_tokenize_renders_messages_as_chat_does() -> None:
         tokens = client.post("/tokenize", json=hello()).json()["tokens"]
         client.post(CHAT, json=hello(max_tokens=1))
     assert list(engine.requests[0].prompt_ids) == tokens
+
+
+def test_tokenize_counts_tools_as_chat_does_and_refuses_them_where_it_does() -> None:
+    able = TemplateCapabilities(chat=True, tool_declarations=True, tool_format="hermes")
+    body = hello(tools=[{"type": "function", "function": {"name": "f"}}])
+    engine = FakeEngine()
+    with asking([byte_model(engine, capabilities=able)]) as client:
+        tokens = client.post("/tokenize", json=body).json()["tokens"]
+        client.post(CHAT, json={**body, "max_tokens": 1})
+        without = client.post("/tokenize", json={**body, "tool_choice": "none"}).json()["tokens"]
+    assert list(engine.requests[0].prompt_ids) == tokens
+    assert bytes(tokens).startswith(b"tools=f")
+    assert not bytes(without).startswith(b"tools=f")
+    with asking() as client:
+        refused = client.post("/tokenize", json=body)
+    assert (refused.status_code, error_of(refused)["code"]) == (400, "capability_unavailable")
 
 
 def test_tokenize_works_while_the_engine_loads() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.portable.serving import CHAT, asking, error_of, hello, records
@@ -14,7 +15,7 @@ from troth.contracts.request import Request
 from troth.contracts.tools import ToolCall, ToolError
 from troth.testing.fake_answer import FakeAnswer
 from troth.testing.fake_engine import FakeEngine
-from troth.testing.fake_server import byte_model
+from troth.testing.fake_server import FakeServer, byte_model
 from troth.text.call_pattern import CallPattern
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -23,7 +24,8 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 THINK = ReasoningCapability(markers="think", open="<think>", close="</think>", kept="all")
 SWITCH = ThinkingCapability(on={"enable_thinking": True}, off={"enable_thinking": False}, kind="span", default="on")
 ABLE = TemplateCapabilities(chat=True, tool_declarations=True, tool_format="hermes", reasoning=THINK, thinking=SWITCH)
-PATTERN = CallPattern('<tool_call>\n{"name": "', '", "arguments": ', "", "}\n</tool_call>")
+PATTERN = CallPattern('<tool_call>\n{"name": "', '", "arguments": ', "", "}\n</tool_call>", entries=("<tool_call>",))
+STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]  # type: ignore[dict-item]
 CALLS = tuple(ToolCall(index=i, id=f"call_{i}", name="f", arguments=f'{{"a": {i}}}') for i in range(2))
 
 
@@ -93,9 +95,53 @@ def test_arguments_stream_early_only_where_calls_are_forwarded(stream: bool, val
 def test_forced_choice_is_a_grammar_of_calls(choice: Any, more: bool) -> None:
     grammar = asked(tools=TOOLS, tool_choice=choice).grammar
     assert grammar is not None
-    assert grammar.kind == "lark"
+    assert grammar.kind == "calls"
     assert '"f\\", \\"arguments\\": " %json' in grammar.source
     assert "thought" in grammar.source
+
+
+def test_strict_tools_bind_calls_in_an_answer_that_may_be_text() -> None:
+    assert asked(tools=TOOLS).grammar is None
+    grammar = asked(tools=STRICT).grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.frame) == ("calls", "")
+    assert "TEXT" in grammar.source
+    assert asked(tools=STRICT, tool_choice="none").grammar is None
+
+
+def test_response_format_beside_tools_is_that_format_or_calls() -> None:
+    grammar = asked(tools=TOOLS, response_format={"type": "json_object"}).grammar
+    assert grammar is not None
+    assert grammar.kind == "json_object"
+    assert "@answer" in grammar.frame
+    assert "call0" in grammar.frame
+
+
+def test_response_format_gives_way_to_a_call_that_must_be_made() -> None:
+    grammar = asked(tools=TOOLS, tool_choice="required", response_format={"type": "json_object"}).grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.frame) == ("calls", "")
+
+
+def test_response_format_comes_after_reasoning_that_the_model_may_begin() -> None:
+    wanted = {"type": "json_object"}
+    grammar, without = (asked(response_format=wanted, **more).grammar for more in ({}, {"enable_thinking": False}))
+    assert grammar is not None
+    assert grammar.frame.startswith('start: ("<think>" thought')
+    assert without is not None
+    assert without.frame == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"tools": STRICT}, "tools"), ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format")],
+)
+def test_grammars_of_calls_are_refused_where_the_format_allows_none(fields: dict[str, Any], param: str) -> None:
+    served = byte_model(FakeEngine("Hi."), capabilities=ABLE, calls=None)
+    with asking([served]) as client:
+        response = client.post(CHAT, json=hello(**fields))
+    assert response.status_code == 400
+    assert (error_of(response)["param"], error_of(response)["code"]) == (param, "capability_unavailable")
 
 
 def test_forced_choice_without_thinking_leaves_no_room_for_a_thought() -> None:
@@ -122,9 +168,9 @@ def test_forced_choice_without_thinking_leaves_no_room_for_a_thought() -> None:
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tools": TOOLS, "tool_validation": "lax"}, "tool_validation", "invalid_value"),
         (
-            {"tools": TOOLS, "response_format": {"type": "json_object"}},
-            "response_format",
-            "unsupported_parameter",
+            {"tools": [{"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]},
+            "tools",
+            "unsupported_schema",
         ),
         ({"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort", "invalid_value"),
         ({"reasoning": {"budget": 1}, "thinking": {"budget_tokens": 2}}, "thinking.budget_tokens", "invalid_value"),
@@ -164,6 +210,43 @@ def test_every_way_to_ask_for_thinking_sets_the_template_s_switch(fields: dict[s
     prompt = bytes(asked(**fields).prompt_ids).decode()
     head = prompt.partition("user: ")[0]
     assert head == ("" if variable is None else f"enable_thinking={variable}\n")
+
+
+def test_reasoning_of_a_running_request_ends_on_demand_and_the_answer_follows() -> None:
+    engine = FakeEngine(FakeAnswer(reasoning="hm " * 2000, text="done"), step_s=0.001)
+    served = byte_model(engine, capabilities=ABLE)
+    names = []
+    with FakeServer([served]) as server, httpx.Client(base_url=server.url, timeout=20) as client:
+        for use_header in (False, True):
+            headers = {"x-request-id": "mine"} if use_header else {}
+            with client.stream("POST", CHAT, json=hello(stream=True), headers=headers) as answer:
+                lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+                first = json.loads(next(lines)[6:])
+                name = "mine" if use_header else first["id"]
+                names.append(name)
+                ended = client.post(f"/v1/requests/{name}/end-reasoning")
+                assert (ended.status_code, ended.json()) == (200, {"id": name, "object": "request", "answers": 1})
+                deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines]
+            said = {key: "".join(delta.get(key) or "" for delta in deltas) for key in ("content", "reasoning_content")}
+            assert said["content"] == "done"
+            assert len(said["reasoning_content"]) < 3000
+        for name in names:
+            gone = client.post(f"/v1/requests/{name}/end-reasoning")
+            assert (gone.status_code, error_of(gone)["code"]) == (404, "request_not_found")
+
+
+def test_reasoning_of_a_model_that_marks_none_cannot_be_ended() -> None:
+    server = FakeServer(FakeEngine("a" * 4000, step_s=0.001))
+    asked = {"json": hello(stream=True), "headers": {"x-request-id": "mine"}}
+    with (
+        server,
+        httpx.Client(base_url=server.url, timeout=20) as client,
+        client.stream("POST", CHAT, **asked) as answer,
+    ):
+        lines = answer.iter_lines()  # dropped, it would end the stream
+        next(lines)
+        refused = client.post("/v1/requests/mine/end-reasoning")
+    assert (refused.status_code, error_of(refused)["code"]) == (400, "capability_unavailable")
 
 
 def test_budget_comes_with_the_tokens_that_close_reasoning() -> None:

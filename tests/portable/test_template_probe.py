@@ -11,6 +11,7 @@ import pytest
 from tests.probe_records import GOLDEN, probe_rows
 from tests.shared_data import ROOT, shared
 from troth.contracts.capabilities import TemplateCapabilities
+from troth.contracts.tools import CallForm
 from troth.text import probe_trial
 from troth.text.chat_renderer import ChatRenderer
 from troth.text.chat_template import ChatTemplate
@@ -27,12 +28,12 @@ CALLS = (
 )
 
 
-def probe(source: str, tool_source: str | None = None) -> Probe:
+def probe(source: str, tool_source: str | None = None, declaration: CallForm | None = None) -> Probe:
     def compiled(text: str) -> ChatTemplate:
         return ChatTemplate(text, bos_token="<s>", eos_token="</s>")
 
     renderer = ChatRenderer(compiled(source), tool_template=compiled(tool_source) if tool_source else None)
-    return probe_template(renderer, RegistryReader())
+    return probe_template(renderer, RegistryReader(), declaration)
 
 
 def proved(source: str) -> TemplateCapabilities:
@@ -136,14 +137,57 @@ def test_probe_call_form_is_the_one_that_reads_back() -> None:
 
 
 def test_probe_call_that_no_format_reads_leaves_tools_off_and_chat_on() -> None:
-    found = probe(TOOLS + CALLS.replace("<tool_call>", "<my_own>").replace("</tool_call>", "</my_own>"))
+    found = probe(TOOLS + CALLS.replace("<tool_call>", "I call: ").replace("</tool_call>", "."))
     assert found.capabilities.chat
     assert found.capabilities.tool_declarations
     assert not found.capabilities.tools
-    assert len(found.replies) == 3  # what a format of its own could be derived from
-    assert all("<my_own>" in reply for reply in found.replies)
+    assert len(found.replies) == 3
     said = [item.shown for item in found.evidence if item.capability == "tool_format"]
     assert any("no known format reads a past call back" in text for text in said)
+
+
+OWN = CALLS.replace("<tool_call>", "<my_own>").replace("</tool_call>", "</my_own>")
+
+
+def test_probe_format_is_derived_from_past_calls_that_no_format_reads() -> None:
+    found = probe(TOOLS + OWN).capabilities
+    assert (found.tools, found.tool_format, found.tool_history, found.parallel_tool_calls) == (
+        True,
+        "derived",
+    ) + (True,) * 2
+    assert found.call_form is not None
+    assert found.call_form.opens == ("<my_own>",)
+    assert proved(OWN).tool_format is None  # nothing declares tools
+    assert proved(TOOLS + CALLS).call_form is None
+
+
+def test_probe_format_that_the_model_declares_must_read_the_calls_it_writes() -> None:
+    right, wrong = (CallForm(opens=(f"<{word}>",), closes=(f"</{word}>",)) for word in ("my_own", "other"))
+    assert probe(TOOLS + OWN, declaration=right).capabilities.tool_format == "declared"
+    assert probe(TOOLS + OWN, declaration=wrong).capabilities.tool_format == "derived"
+    assert probe(TOOLS + CALLS, declaration=wrong).capabilities.tool_format == "hermes"
+
+
+def test_probe_format_that_the_model_declares_stands_for_itself_where_no_calls_are_written() -> None:
+    form = CallForm(opens=("<my_own>",), closes=("</my_own>",))
+    found = probe(TOOLS + TURN, declaration=form)
+    assert (found.capabilities.tools, found.capabilities.call_form, found.capabilities.tool_history) == (
+        True,
+        form,
+        False,
+    )
+    assert (found.form.written_calls, found.form.call_form) == ("declared", form)
+
+
+def test_probe_past_calls_are_written_into_the_content_where_the_template_writes_none() -> None:
+    taught = TOOLS.replace("</tools>", '</tools><tool_call>{"name": <name>, "arguments": <object>}</tool_call>')
+    only_users = TURN.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' }}")
+    found = probe(taught + only_users)
+    assert (found.capabilities.tool_format, found.capabilities.tool_history) == ("hermes", False)
+    assert (found.form.written_calls, found.form.results) == ("hermes", "user")
+    assert len(found.replies) == 3
+    dropped = TURN.replace("{{ m.content }}", "{{ m.content if m.role != 'assistant' }}")
+    assert probe(taught + dropped).form.written_calls is None
 
 
 def test_probe_format_from_the_instructions_where_past_calls_are_not_written() -> None:
@@ -313,7 +357,7 @@ def test_probe_renders_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch, limi
     render = ChatRenderer.render
     monkeypatch.setattr(ChatRenderer, "render", lambda *args, **named: rendered.append(1) or render(*args, **named))
     monkeypatch.setattr(probe_trial, "MAX_RENDERS", limit)
-    found = proved(TOOLS + CALLS.replace("<tool_call>", "<my_own>") + OPENING)
+    found = proved(TOOLS + CALLS.replace("<tool_call>", "I call: ") + OPENING)
     assert len(rendered) == limit
     assert found.chat == (limit > 1)
     assert not found.tools

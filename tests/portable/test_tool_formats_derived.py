@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.portable.tool_corpus import read
 from tests.portable.tool_examples import COMPILED, EXAMPLES, OBJECT
+from troth.compose import TextSide
 from troth.text.classifier import Classifier, ReplyFormat
+from troth.text.defaults import GenerationDefaults
 from troth.text.tool_formats import ToolFormat
-from troth.text.tool_formats.derived import declared_format, derived_format
+from troth.text.tool_formats.derived import declared_form, derived_form, format_of
 
 HEAD, TAIL = "<|user|>hi<|assistant|>\n", "<|end|>\n"
 
@@ -20,7 +24,8 @@ HEAD, TAIL = "<|user|>hi<|assistant|>\n", "<|end|>\n"
 def derived(written: str) -> ToolFormat | None:
     """From a template that writes a call of ``f`` as ``written`` says."""
     call = HEAD + written.replace("NAME", "sentinel").replace("OBJECT", '{"k": {"a": [1]}}') + TAIL
-    return derived_format(call, f"{HEAD}Sentence{TAIL}", "sentinel", {"k": {"a": [1]}})
+    form = derived_form(call, f"{HEAD}Sentence{TAIL}", "sentinel", {"k": {"a": [1]}})
+    return None if form is None else format_of(form, "derived")
 
 
 @pytest.mark.parametrize(
@@ -89,8 +94,9 @@ def declaration(**changes: Any) -> dict[str, Any]:
 
 
 def test_tool_formats_declared_by_a_config_read_json_between_markers() -> None:
-    form = declared_format(declaration())
-    assert form is not None
+    declared = declared_form(declaration())
+    assert declared is not None
+    form = format_of(declared, "declared")
     raw = f'a<call>\n{{"name": "f", "arguments": {OBJECT}}}\n</call>b'
     reply = read(Classifier(ReplyFormat(tools=form), tools=COMPILED), raw)
     assert ([call.name for call in reply.calls], reply.text) == (["f"], "ab")
@@ -112,4 +118,24 @@ def test_tool_formats_declared_by_a_config_read_json_between_markers() -> None:
     ],
 )
 def test_tool_formats_are_not_taken_from_declarations_that_need_more_than_markers(declared: dict[str, Any]) -> None:
-    assert declared_format(declared) is None
+    assert declared_form(declared) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "opens"),
+    [
+        ({"response_template": declaration()}, ("<call>",)),
+        ({"response_template": "text"}, None),
+        ({"chat_template": "x"}, None),
+        (None, None),
+    ],
+)
+def test_tool_formats_declared_in_the_files_of_a_model_are_found(
+    tmp_path: Path, config: dict[str, Any] | None, opens: tuple[str, ...] | None
+) -> None:
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(config))
+    artifact: Any = SimpleNamespace(tokenizer_files={} if config is None else {path.name: path})
+    tokenizer: Any = None
+    found = TextSide(artifact, tokenizer, None, GenerationDefaults.from_config({})).declared_calls
+    assert (found.opens if found else None) == opens

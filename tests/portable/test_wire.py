@@ -16,10 +16,10 @@ from troth.contracts.grammar import Grammar
 from troth.contracts.memory_plan import GroupPlan, MemoryPlan
 from troth.contracts.plan import TokenLogprobs
 from troth.contracts.ports import EngineInfo, EngineStatus
-from troth.contracts.prefix_cache import PrefixCacheStatus
+from troth.contracts.prefix_cache import DiskCacheStatus, PrefixCacheStatus
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
-from troth.contracts.tools import ToolCall, ToolCallDelta, ToolChoice, ToolError, ToolPolicy, ToolSpec
+from troth.contracts.tools import CallForm, ToolCall, ToolCallDelta, ToolChoice, ToolError, ToolPolicy, ToolSpec
 from troth.errors import StreamProtocol
 from troth.runtime import wire
 
@@ -58,6 +58,7 @@ TOOL_ERROR = st.builds(
     call_id=st.none() | TEXT,
     pointer=TEXT,
 )
+WORDS = st.lists(TEXT, max_size=2).map(tuple)
 REQUEST = st.builds(
     Request,
     request_id=TEXT,
@@ -69,9 +70,10 @@ REQUEST = st.builds(
     grammar=st.none()
     | st.builds(
         Grammar,
-        kind=st.sampled_from(["json_schema", "regex", "lark"]),
+        kind=st.sampled_from(["json_schema", "regex", "lark", "calls"]),
         source=TEXT.filter(bool),
         strict=st.booleans(),
+        frame=TEXT,
         begins_after=TEXT,
     )
     | st.builds(
@@ -82,9 +84,15 @@ REQUEST = st.builds(
         AnswerReading,
         reasoning=st.none() | TEXT,
         tools=st.none() | TEXT,
+        call_form=st.none()
+        | st.builds(
+            CallForm, opens=WORDS, closes=WORDS, named=st.booleans(), before_name=WORDS, between=WORDS, after=WORDS
+        ),
         policy=st.builds(
             ToolPolicy,
-            tools=st.lists(st.builds(ToolSpec, name=TEXT, parameters=SCHEMA), max_size=2).map(tuple),
+            tools=st.lists(st.builds(ToolSpec, name=TEXT, parameters=SCHEMA, strict=st.booleans()), max_size=2).map(
+                tuple
+            ),
             choice=st.builds(ToolChoice, mode=st.sampled_from(["auto", "named"]), name=st.none() | TEXT),
             validation=st.sampled_from(["strict", "forward"]),
             parallel=st.booleans(),
@@ -174,7 +182,12 @@ STATUS = EngineStatus(
     num_preemptions=11,
     num_requests_by_end={"stop": 12},
     downgrades=("slow",),
-    prefix_cache=PrefixCacheStatus(num_blocks=(1, 2), num_admissions={"hit": 3}, num_refused_tokens={"window_lost": 4}),
+    prefix_cache=PrefixCacheStatus(
+        num_blocks=(1, 2),
+        num_admissions={"hit": 3},
+        num_refused_tokens={"window_lost": 4},
+        disk=DiskCacheStatus(folder="/c", num_bytes=5, quota_bytes=6, num_restores={"restored": 7}, trouble="full"),
+    ),
 )
 
 
@@ -200,6 +213,7 @@ def test_events_survive_the_wire_in_order_and_exactly(events: list[tuple[int, wi
     [
         wire.Credit([(1, 16, 100), (2**40, 0, 0)]),
         wire.Cancel(3, "disconnected"),
+        wire.EndReasoning(3),
         wire.AskStatus(4),
         wire.Close(),
     ],

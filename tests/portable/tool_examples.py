@@ -22,6 +22,7 @@ EXAMPLES: dict[str, str] = {
     "gemma4": '<|tool_call>call:f{city:<|"|>Paris<|"|>,n:1}<tool_call|>',
     "functiongemma": "<start_function_call>call:f{city:<escape>Paris<escape>,n:1}<end_function_call>",
     "lfm2": "<|tool_call_start|>[f(city='Paris', n=1)]<|tool_call_end|>",
+    "minicpm3": "<|tool_call_start|>\n```python\nf(city='Paris', n=1)\n```\n<|tool_call_end|>",
     "olmo3": "<function_calls>f(city='Paris', n=1)</function_calls>",
     "pythonic": "<|python_start|>[f(city='Paris', n=1)]<|python_end|>",
     "deepseek": (
@@ -48,6 +49,9 @@ EXAMPLES: dict[str, str] = {
         '<|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>'
         '<|open|>argument key="n" type="number"<|sep|>1<|close|>argument<|sep|>'
         "<|close|>call<|sep|><|close|>tools<|sep|>"
+    ),
+    "solar": (
+        f"<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>{OBJECT}<|tool_call:end|><|calls|>"
     ),
     "mistral": f"[TOOL_CALLS]f[ARGS]{OBJECT}",
     "minimax_m2": (
@@ -86,6 +90,7 @@ EXAMPLES: dict[str, str] = {
         "<longcat_arg_key>n</longcat_arg_key><longcat_arg_value>1</longcat_arg_value></longcat_tool_call>"
     ),
     "cohere": f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "f", "parameters": {OBJECT}}}]<|END_ACTION|>',
+    "command_r": f'Action:\n```json\n[{{"tool_name": "f", "parameters": {OBJECT}}}]```',
     "granite": f"<|tool_call|>[{CALL}]",
     "granite_function_call": f"<function_call> {CALL}",
     "tool_calls_array": f"<tool_calls>[{CALL}]</tool_calls>",

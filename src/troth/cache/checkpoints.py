@@ -26,12 +26,16 @@ class CheckpointStorage:
     """
 
     def __init__(self, cache: CacheStorage, num_checkpoints: int) -> None:
-        self._pairs: list[tuple[Tensor, Tensor]] = [
-            (state, cache.zeros((num_checkpoints, *state.shape[1:]), state.dtype, state.device))
-            for states in cache.states.values()
-            for state in states
-        ]
-        """(live states [max_rows, ...], saved ones [num_checkpoints, ...]) of every layer and tensor."""
+        live = {
+            f"{layer}.{number}": state for layer, states in cache.states.items() for number, state in enumerate(states)
+        }
+        self.saved: dict[str, Tensor] = {
+            name: cache.zeros((num_checkpoints, *state.shape[1:]), state.dtype, state.device)
+            for name, state in live.items()
+        }
+        """``layer.number`` -> [num_checkpoints, ...] of every layer's tensors."""
+        self._pairs = [(live[name], saved) for name, saved in self.saved.items()]
+        """(live states [max_rows, ...], saved ones) of every layer and tensor."""
 
     def save(self, copies: Sequence[CheckpointCopy]) -> None:
         """Copy the rows' states, as they are now, to their checkpoints."""

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from troth.cache.disk_segment import SegmentKind
+from troth.cache.disk_names import SegmentKind
+from troth.contracts.prefix_cache import DiskCacheContents
 
 FILE_NAME: Final = "index.sqlite"
 BUSY_S: Final = 5.0
 """How long another process may hold the database."""
 _PER_QUERY: Final = 500
+IndexTrouble: Final = (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError)
+"""What any use may raise. The values of a damaged database have any type, and its messages are not always text."""
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS segments (
-    file TEXT PRIMARY KEY, namespace TEXT NOT NULL, num_bytes INTEGER NOT NULL, used INTEGER NOT NULL
+    file TEXT PRIMARY KEY, namespace TEXT NOT NULL, kind TEXT NOT NULL, num_blocks INTEGER NOT NULL,
+    num_bytes INTEGER NOT NULL, used INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_use ON segments (used);
 CREATE TABLE IF NOT EXISTS blocks (
@@ -28,6 +32,7 @@ CREATE TABLE IF NOT EXISTS blocks (
     position INTEGER NOT NULL, PRIMARY KEY (kind, name)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_file ON blocks (file);
+CREATE TABLE IF NOT EXISTS labels (namespace TEXT PRIMARY KEY, label TEXT NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -40,10 +45,11 @@ class Location:
 
 
 class DiskIndex:
-    """One connection. Every method may raise sqlite3.Error."""
+    """One connection. Every method may raise ``IndexTrouble``."""
 
     def __init__(self, folder: Path) -> None:
         self._db = sqlite3.connect(folder / FILE_NAME, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        self._db.text_factory = lambda raw: raw.decode("utf-8", "replace")
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
             if self._db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
@@ -52,7 +58,7 @@ class DiskIndex:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA foreign_keys = ON")
             self._db.executescript(_SCHEMA)
-        except sqlite3.Error:
+        except IndexTrouble:
             self._db.close()
             raise
 
@@ -60,20 +66,26 @@ class DiskIndex:
         """Let the database go."""
         self._db.close()
 
-    def find(self, kind: SegmentKind, names: Sequence[bytes]) -> list[Location]:
-        """Where the longest listed beginning of ``names`` lies, one location per name."""
-        found: list[Location] = []
+    def find(self, kind: SegmentKind, names: Sequence[bytes]) -> dict[bytes, Location]:
+        """Where those of ``names`` lie that are listed."""
+        found: dict[bytes, Location] = {}
         for at in range(0, len(names), _PER_QUERY):
             asked = names[at : at + _PER_QUERY]
             marks = ",".join("?" * len(asked))
             rows = self._db.execute(
                 f"SELECT name, file, position FROM blocks WHERE kind = ? AND name IN ({marks})", (kind, *asked)
             )
-            places = {bytes(name): Location(file, position) for name, file, position in rows}
-            for name in asked:
-                if name not in places:
-                    return found
-                found.append(places[name])
+            found.update((bytes(name), Location(str(file), int(position))) for name, file, position in rows)
+        return found
+
+    def files_of(self, names: Sequence[bytes]) -> set[str]:
+        """Every file that holds anything of these blocks, of whatever kind."""
+        found: set[str] = set()
+        for at in range(0, len(names), _PER_QUERY):
+            asked = names[at : at + _PER_QUERY]
+            marks = ",".join("?" * len(asked))
+            rows = self._db.execute(f"SELECT DISTINCT file FROM blocks WHERE name IN ({marks})", asked)
+            found.update(str(file) for (file,) in rows)
         return found
 
     def add(self, kind: SegmentKind, namespace: str, names: Sequence[bytes], file: str, num_bytes: int) -> None:
@@ -81,8 +93,8 @@ class DiskIndex:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(
-                "INSERT OR IGNORE INTO segments SELECT ?, ?, ?, 1 + COALESCE(MAX(used), 0) FROM segments",
-                (file, namespace, num_bytes),
+                "INSERT OR IGNORE INTO segments SELECT ?, ?, ?, ?, ?, 1 + COALESCE(MAX(used), 0) FROM segments",
+                (file, namespace, kind, len(names), num_bytes),
             )
             self._db.executemany(
                 "INSERT OR IGNORE INTO blocks VALUES (?, ?, ?, ?)",
@@ -91,9 +103,12 @@ class DiskIndex:
 
     def touch(self, files: Iterable[str]) -> None:
         """These were used just now, the first of them last: a chain loses its end before its beginning."""
+        used = list(files)
+        if not used:
+            return
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            for file in reversed(list(files)):
+            for file in reversed(used):
                 self._db.execute(
                     "UPDATE segments SET used = 1 + (SELECT MAX(used) FROM segments) WHERE file = ?", (file,)
                 )
@@ -102,6 +117,10 @@ class DiskIndex:
         """A file is gone, or about to be."""
         with self._db:
             self._db.execute("DELETE FROM segments WHERE file = ?", (file,))
+
+    def lists(self, file: str) -> bool:
+        """Whether a file is listed."""
+        return self._db.execute("SELECT 1 FROM segments WHERE file = ?", (file,)).fetchone() is not None
 
     def total_bytes(self) -> int:
         """Bytes of all listed files."""
@@ -112,6 +131,20 @@ class DiskIndex:
         row = self._db.execute("SELECT file FROM segments ORDER BY used LIMIT 1").fetchone()
         return None if row is None else str(row[0])
 
-    def files(self) -> set[str]:
-        """Every listed file."""
-        return {str(file) for (file,) in self._db.execute("SELECT file FROM segments")}
+    def files(self, namespace: str | None = None) -> set[str]:
+        """Every listed file, of one namespace or of all."""
+        rows = self._db.execute("SELECT file FROM segments WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
+        return {str(file) for (file,) in rows}
+
+    def label(self, namespace: str, label: str) -> None:
+        """Call a namespace so, for people."""
+        self._db.execute("INSERT OR REPLACE INTO labels VALUES (?, ?)", (namespace, label))
+
+    def contents(self) -> list[DiskCacheContents]:
+        """What is listed, by namespace and kind, in order."""
+        rows = self._db.execute(
+            "SELECT namespace, COALESCE(label, ''), kind, COUNT(*), SUM(num_blocks), SUM(num_bytes) "
+            "FROM segments LEFT JOIN labels USING (namespace) GROUP BY namespace, kind ORDER BY namespace, kind"
+        )
+        names = ("namespace", "label", "kind", "num_files", "num_blocks", "num_bytes")
+        return [DiskCacheContents(**dict(zip(names, row, strict=True))) for row in rows]

@@ -14,20 +14,31 @@ from typing import Final
 
 from troth.contracts.names import BLOCK_TOKENS
 
+SegmentKind = str
+"""``kv0``, ``kv1``...: keys and values that an attention group keeps of blocks; ``state``: the recurrent state at the
+end of one.
+"""
+STATE: Final = "state"
 LAYOUT_VERSION: Final = 1
 """Raised by one whenever a block's tensors change their meaning or layout."""
 
 
-def cache_namespace(*, artifact: str, dtype: str, kv_dtype: str, adapter: str = "") -> str:
+def kv_kind(group: int) -> SegmentKind:
+    """What an attention group's blocks are called."""
+    return f"kv{group}"
+
+
+def cache_namespace(*, artifact: str, dtype: str, kv_dtype: str, compute: str = "", adapter: str = "") -> str:
     """What keeps caches of unlike models and numbers apart, as hex.
 
     Args:
         artifact: fingerprint or digest of the model's files.
         dtype: of activations.
         kv_dtype: of keys and values.
+        compute: device and op providers, whose sums differ in their last bits.
         adapter: what was added to the weights.
     """
-    parts = (artifact, dtype, kv_dtype, f"layout {LAYOUT_VERSION}", f"block {BLOCK_TOKENS}", adapter)
+    parts = (artifact, dtype, kv_dtype, f"layout {LAYOUT_VERSION}", f"block {BLOCK_TOKENS}", compute, adapter)
     return sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-SegmentKind = Literal["blocks", "state"]
-"""Keys and values of blocks, or the recurrent state at the end of one."""
+from troth.cache.disk_names import SegmentKind
 
 _FORMAT: Final = "troth-cache-1"
 SUFFIX: Final = ".safetensors"
 _NAME_BYTES: Final = 32
 _MAX_HEADER_BYTES: Final = 2**24
+_KIND: Final = re.compile(r"kv\d{1,3}|state", re.ASCII)
 
 
 class DamagedSegment(Exception):
@@ -84,12 +86,13 @@ def read_segment(folder: Path, file: str) -> Segment:
     if sha256(content).hexdigest() != Path(file).stem:
         raise DamagedSegment(f"{file}: its content has another digest than its name")
     header = _metadata(content, file)
-    return Segment(
-        kind=header.kind,
-        namespace=header.namespace,
-        names=header.names,
-        tensors=load(content),
-    )
+    try:
+        tensors = load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise DamagedSegment(f"{file}: its tensors cannot be read: {error}") from error
+    if any(tensor.shape[:1] != (len(header.names),) for tensor in tensors.values()):
+        raise DamagedSegment(f"{file}: its tensors are not of {len(header.names)} blocks")
+    return Segment(kind=header.kind, namespace=header.namespace, names=header.names, tensors=tensors)
 
 
 def describe_segment(folder: Path, file: str) -> Segment:
@@ -114,7 +117,7 @@ def _metadata(content: bytes, file: str) -> Segment:
         kind, namespace, names = metadata["kind"], metadata["namespace"], bytes.fromhex(metadata["names"])
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedSegment(f"{file}: its header cannot be read") from error
-    if metadata.get("format") != _FORMAT or kind not in ("blocks", "state") or len(names) % _NAME_BYTES or not names:
+    if metadata.get("format") != _FORMAT or not _KIND.fullmatch(str(kind)) or len(names) % _NAME_BYTES or not names:
         raise DamagedSegment(f"{file}: not a file of this cache")
     split = tuple(names[at : at + _NAME_BYTES] for at in range(0, len(names), _NAME_BYTES))
     return Segment(kind=kind, namespace=str(namespace), names=split, tensors={})

@@ -7,9 +7,13 @@ A pool of N blocks, per layer of its group (K key-value heads, S = 16 slots, D h
 
     k_NKDS  [N, K, D, 16]   one head's keys of a block are one stream, 16 keys side by side for each value of a head
     v_NKSD  [N, K, 16, D]   one head's values of a block are one stream, key after key
+
+and, where they are int8 (``ops/layer_kv.py``), a float32 scale for each key and each value of a head: [N, K, 16] twice.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,7 +22,10 @@ from torch import Tensor
 from troth.contracts.cache_spec import AttentionSpec, CacheSpec
 from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OutOfMemory
-from troth.ops.attention import LayerKV
+from troth.ops.layer_kv import LayerKV
+
+SPARE_BLOCKS: Final = 1
+"""At the end of each pool, nobody's: where block -1 of a padding row lies."""
 
 
 class CacheStorage:
@@ -55,10 +62,7 @@ class CacheStorage:
         for spec in specs:
             if isinstance(spec, AttentionSpec):
                 for layer in spec.layers:
-                    count, heads = num_blocks[group], spec.num_kv_heads
-                    k = self.zeros((count, heads, spec.head_dim, BLOCK_TOKENS), dtype, device)
-                    v = self.zeros((count, heads, BLOCK_TOKENS, spec.value_dim), dtype, device)
-                    self.kv[layer] = LayerKV(k, v)
+                    self.kv[layer] = self._layer_kv(spec, num_blocks[group] + SPARE_BLOCKS, dtype, device)
                     self.group_of[layer] = group
                 group += 1
             else:
@@ -66,6 +70,15 @@ class CacheStorage:
                     self.states[layer] = tuple(
                         self.zeros((max_rows, *tensor.shape), torch.float32, device) for tensor in spec.tensors
                     )
+
+    def _layer_kv(self, spec: AttentionSpec, num_blocks: int, dtype: torch.dtype, device: torch.device) -> LayerKV:
+        heads = spec.num_kv_heads
+        k_NKDS = self.zeros((num_blocks, heads, spec.head_dim, BLOCK_TOKENS), dtype, device)
+        v_NKSD = self.zeros((num_blocks, heads, BLOCK_TOKENS, spec.value_dim), dtype, device)
+        if dtype.is_floating_point:
+            return LayerKV(k_NKDS, v_NKSD)
+        scales = (self.zeros((num_blocks, heads, BLOCK_TOKENS), torch.float32, device) for _ in "kv")
+        return LayerKV(k_NKDS, v_NKSD, *scales)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A tensor that counts to these caches' bytes. Raises OutOfMemory."""

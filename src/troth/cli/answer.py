@@ -1,4 +1,4 @@
-"""Shows one answer as it comes: its text on standard output, its progress on standard error.
+"""Shows one answer as it comes: its text on standard output, its progress on standard error, its reasoning to a person.
 
 Refuses to know where the answer is from. Read next: ``interrupt.py``, ``progress.py``.
 """
@@ -22,7 +22,8 @@ def show_answer(
 ) -> tuple[Reply, bool]:
     """Stream an answer to its end; returns it, and whether Ctrl-C cut it short.
 
-    A text that does not end its line gets the end of line. What was said before Ctrl-C is part of the reply.
+    A text that does not end its line gets the end of line. Reasoning is shown dim, and only where standard output is a
+    terminal: what is piped on is the answer alone. What was said before Ctrl-C is part of the reply.
 
     Args:
         stream: the answer; cancelled when this raises.
@@ -34,7 +35,7 @@ def show_answer(
         TrothError: what ended the request.
         BrokenPipeError: nobody reads standard output any more.
     """
-    last = "\n"
+    last, thinks = "\n", False
     with (
         stream,
         Progress(terminal, "reading the prompt", quiet=quiet) as progress,
@@ -46,7 +47,15 @@ def show_answer(
                     progress("reading the prompt", event.num_done, event.num_total)
                 elif not isinstance(event, Queued):
                     progress.stop()
-                if isinstance(event, Segment) and event.kind == "text" and event.text and not silent:
+                if not isinstance(event, Segment) or not event.text or silent:
+                    continue
+                if event.kind == "reasoning" and terminal.stdout.isatty():
+                    terminal.write_dim(event.text)
+                    last, thinks = event.text[-1], True
+                elif event.kind == "text":
+                    if thinks:
+                        terminal.write("\n" if last == "\n" else "\n\n")
+                        thinks = False
                     terminal.write(event.text)
                     last = event.text[-1]
         finally:

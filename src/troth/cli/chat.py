@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from troth.cli.answer import show_answer
 from troth.cli.conversation import Conversation
 from troth.cli.exit_code import DONE, INTERRUPTED
-from troth.cli.session import ask, sampling, session
+from troth.cli.session import ask, sampling, session, thinking
 from troth.cli.terminal import Terminal
 from troth.errors import ContextExceeded, OptionError, TrothError
 
@@ -34,7 +34,7 @@ _COMMAND: Final = re.compile(r"/([a-zA-Z]*)(?:\s+(.*))?", re.DOTALL)
 
 def run(args: Namespace, terminal: Terminal) -> int:
     """Talk until the input ends. Raises TrothError; when a person types, refused turns are told instead."""
-    options = sampling(args)
+    options = sampling(args) | thinking(args)
     with session(args, terminal) as engine:
         chat = Chat(engine, terminal, Conversation(args.system), options)
         if terminal.is_interactive:
@@ -112,7 +112,7 @@ class Chat:
         except ContextExceeded as error:
             raise OptionError(f"{_full(error)} {FULL}") from error
         if reply.text:
-            self._conversation.add(question, reply.text)
+            self._conversation.add(question, reply.text, reply.reasoning)
         else:
             self._terminal.note("There was no answer; the question is forgotten.")
         if reply.finish_reason == "length":

@@ -57,7 +57,7 @@ COMMANDS: Final = (
         summary="answer one prompt",
         details="Streams the answer to standard output; progress and statistics go to standard error.",
         operand=Operand("prompt", "PROMPT", "?", "the prompt; - or nothing reads standard input"),
-        groups=(flags.RUN, flags.SAMPLING, flags.MODEL, flags.TEMPLATE),
+        groups=(flags.RUN, flags.SAMPLING, flags.THINKING, flags.MODEL, flags.TEMPLATE),
     ),
     Command(
         name="chat",
@@ -65,14 +65,14 @@ COMMANDS: Final = (
         details="Ctrl-C stops an answer and keeps what was said; Ctrl-D leaves. Type /help for commands. "
         "With piped input every line is one turn.",
         operand=_MODEL,
-        groups=(flags.CHAT, flags.SAMPLING, flags.MODEL, flags.TEMPLATE),
+        groups=(flags.CHAT, flags.SAMPLING, flags.THINKING, flags.MODEL, flags.TEMPLATE),
     ),
     Command(
         name="serve",
         summary="serve a model over HTTP (OpenAI API)",
         details="Serves until Ctrl-C or SIGTERM, then lets running answers end for a few seconds and exits with 0.",
         operand=_MODEL,
-        groups=(flags.SERVE, flags.BATCH, flags.MODEL, flags.TEMPLATE),
+        groups=(flags.SERVE, flags.BATCH, flags.DISK_CACHE, flags.MODEL, flags.TEMPLATE),
     ),
     Command(
         name="models",
@@ -95,6 +95,14 @@ COMMANDS: Final = (
         "chat.",
         operand=_MODEL,
         groups=(flags.MODEL, flags.TEMPLATE, flags.JSON),
+    ),
+    Command(
+        name="cache",
+        summary="look after the disk cache of troth serve",
+        details="stats sums it up, list shows it by model, verify reads every file and removes those that are damaged "
+        "(exits with 1 when there were any), flush removes everything.",
+        operand=Operand("action", "ACTION", "?", "stats (the default), list, verify or flush"),
+        groups=(flags.CACHE, flags.JSON),
     ),
     Command(
         name="doctor",

@@ -11,7 +11,7 @@ class Conversation:
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
-        self._turns: list[tuple[str, str]] = []
+        self._turns: list[tuple[str, str, str]] = []
 
     def __len__(self) -> int:
         """Turns so far."""
@@ -20,13 +20,15 @@ class Conversation:
     def asking(self, question: str) -> list[dict[str, str]]:
         """The messages of a request for the answer to ``question``. Nothing is remembered yet."""
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for asked, answered in self._turns:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        for asked, answered, thought in self._turns:
+            # How much of old reasoning the next prompt holds is for the template to say.
+            reasoning = {"reasoning_content": thought} if thought else {}
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered, **reasoning}]
         return [*messages, {"role": "user", "content": question}]
 
-    def add(self, question: str, answer: str) -> None:
+    def add(self, question: str, answer: str, reasoning: str = "") -> None:
         """Remember a turn."""
-        self._turns.append((question, answer))
+        self._turns.append((question, answer, reasoning))
 
     def undo(self) -> bool:
         """Forget the last turn; whether there was one."""

@@ -83,6 +83,7 @@ def _providers(problems: list[str]) -> list[dict[str, Any]]:
     except (ImportError, OSError, RuntimeError) as error:
         problems.append(f"op providers cannot be loaded: {error}")
         return []
+    problems += [f"op provider {p['name']}: {p['reason']}" for p in providers if p["is_broken"]]
     if not any(provider["active"] for provider in providers):
         problems.append("no op provider can run here, so every op runs its slow reference")
     return providers

@@ -15,6 +15,7 @@ from troth.config import env, values
 from troth.config.options import EngineOptions, ModelOptions, ServeOptions
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
+_KV_DTYPES: Final = (*_DTYPES, "int8")
 _DEFAULTS: Final = (ModelOptions(), EngineOptions(), ServeOptions())
 
 
@@ -44,6 +45,7 @@ def _flag(names: str, field: str, read: Callable[[str], Any] | None, metavar: st
 
 
 _dtype = values.one_of(*_DTYPES)
+_kv_dtype = values.one_of(*_KV_DTYPES)
 _count = values.whole_number(1)
 
 MODEL: Final = Group(
@@ -59,7 +61,7 @@ MODEL: Final = Group(
         _flag("--context", "context_tokens", _count, "TOKENS", "most tokens of prompt plus answer"),
         _flag("--device", "device", str, "DEVICE", "cpu, cuda or cuda:N (default: cuda when present)"),
         _flag("--dtype", "dtype", _dtype, "TYPE", f"arithmetic: {', '.join(_DTYPES)}"),
-        _flag("--kv-dtype", "kv_dtype", _dtype, "TYPE", "numbers of the KV cache (default: float16 on a CPU)"),
+        _flag("--kv-dtype", "kv_dtype", _kv_dtype, "TYPE", "the KV cache: those, or int8 (default: float16 on a CPU)"),
         _flag("--threads", "threads", _count, "N", "CPU threads (default: the cores there are)"),
         _flag("--providers", "providers", values.words, "NAMES", "op providers, first choice first; see troth doctor"),
     ),
@@ -74,12 +76,34 @@ TEMPLATE: Final = Group(
 BATCH: Final = Group(
     "batch",
     (
-        _flag("--rows", "max_rows", _count, "N", "requests computed together (default: 8 on a CPU, 128 on a GPU)"),
+        _flag("--rows", "max_rows", _count, "N", "requests computed together (default: 8 on a CPU, 256 on a GPU)"),
         _flag("--chunk-tokens", "chunk_tokens", _count, "N", "prompt tokens fed per step beside running answers"),
         _flag("--kv-memory", "kv_memory_bytes", values.size_bytes, "SIZE", "memory of the KV cache, such as 4G"),
     ),
 )
 """How requests share the model."""
+
+DISK_CACHE: Final = Group(
+    "disk cache",
+    (
+        _flag(
+            "--disk-cache",
+            "disk_cache",
+            values.some_text,
+            "FOLDER",
+            "where the prompt cache outlives the process, or off (default: the user's cache folder)",
+        ),
+        _flag(
+            "--disk-cache-size",
+            "disk_cache_bytes",
+            values.size_bytes,
+            "SIZE",
+            "most bytes kept there (default: 10 GiB or a tenth of the free disk)",
+        ),
+    ),
+)
+
+CACHE: Final = Group("cache", DISK_CACHE.flags[:1])
 
 SAMPLING: Final = Group(
     "sampling",
@@ -103,6 +127,22 @@ SAMPLING: Final = Group(
     ),
 )
 """How the answer is drawn; ``contracts/sampling.py`` checks the values."""
+
+THINKING: Final = Group(
+    "thinking",
+    (
+        _flag("--thinking", "thinking", None, None, "reason before the answer (default: the model's template decides)"),
+        _flag("--no-thinking", "no_thinking", None, None, "answer without reasoning"),
+        _flag(
+            "--reasoning-budget",
+            "reasoning_budget",
+            values.whole_number(0),
+            "N",
+            "most tokens of reasoning (default: no limit)",
+        ),
+    ),
+)
+"""Whether and how much the model reasons; for models that mark it."""
 
 SERVE: Final = Group(
     "server",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from troth.cli.answer import show_answer, statistics
 from troth.cli.exit_code import DONE, INTERRUPTED
-from troth.cli.session import ask, sampling, session
+from troth.cli.session import ask, sampling, session, thinking
 from troth.cli.terminal import Terminal
 from troth.errors import OptionError
 
@@ -21,7 +21,10 @@ def run(args: Namespace, terminal: Terminal) -> int:
     """Answer the prompt. Raises TrothError."""
     if args.raw and args.system is not None:
         raise OptionError("--system needs the chat template, which --raw leaves out; drop one of them")
-    options, prompt = sampling(args), _prompt(args, terminal)
+    thinks = thinking(args)
+    if args.raw and thinks:
+        raise OptionError("flags of thinking need the chat template, which --raw leaves out; drop them or it")
+    options, prompt = sampling(args) | thinks, _prompt(args, terminal)
     with session(args, terminal, quiet=bool(args.quiet)) as engine:
         if args.raw:
             stream = engine.stream_completion(prompt, **options)
@@ -57,6 +60,7 @@ def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
 def _json(reply: Reply, model: str) -> dict[str, Any]:
     return {
         "text": reply.text,
+        "reasoning": reply.reasoning,
         "finish_reason": reply.finish_reason,
         "usage": dataclasses.asdict(reply.usage),
         "timings": dataclasses.asdict(reply.timings),

@@ -22,6 +22,7 @@ from troth.cli.exit_code import DONE
 from troth.cli.quantity import bytes_text
 from troth.cli.served import engine_client, served_model
 from troth.cli.terminal import Terminal
+from troth.config.folders import disk_cache_folder
 from troth.config.options import EngineOptions, ModelOptions, ServeOptions
 from troth.contracts.ports import EngineInfo
 from troth.errors import NotReady, OptionError
@@ -36,7 +37,7 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 def run(args: Namespace, terminal: Terminal) -> int:
     """Serve. Raises TrothError: the address is taken, the model cannot be loaded, or its engine failed for good."""
-    model, engine, options = flags.model_options(args), flags.engine_options(args), flags.serve_options(args)
+    model, engine, options = flags.model_options(args), _engine_options(args), flags.serve_options(args)
     logging.basicConfig(stream=terminal.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if options.host not in _LOOPBACK and not options.api_keys:
         terminal.note(
@@ -45,6 +46,12 @@ def run(args: Namespace, terminal: Terminal) -> int:
     with _noted_signals() as stop_asked:
         asyncio.run(_serve(model, engine, options, terminal, stop_asked))
     return DONE
+
+
+def _engine_options(args: Namespace) -> EngineOptions:
+    """As asked for; what conversations computed outlives a server unless it is told otherwise."""
+    folder = disk_cache_folder()
+    return flags.engine_options(args, disk_cache=None if folder is None else str(folder))
 
 
 async def _serve(

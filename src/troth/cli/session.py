@@ -36,6 +36,16 @@ def sampling(args: Namespace) -> dict[str, Any]:
     return options
 
 
+def thinking(args: Namespace) -> dict[str, Any]:
+    """What the flags say about reasoning, as options of ``Engine.stream``. Raises OptionError."""
+    if args.thinking and args.no_thinking:
+        raise OptionError("--thinking and --no-thinking contradict each other; drop one of them")
+    options: dict[str, Any] = {} if args.reasoning_budget is None else {"reasoning_budget": args.reasoning_budget}
+    if args.thinking or args.no_thinking:
+        options["thinking"] = bool(args.thinking)
+    return options
+
+
 @contextmanager
 def session(args: Namespace, terminal: Terminal, *, quiet: bool = False) -> Iterator[Engine]:
     """Load the model that ``args`` name. Raises ModelLoadError and OptionError."""
@@ -57,6 +67,8 @@ def ask(engine: Engine, messages: list[dict[str, str]], options: dict[str, Any])
     try:
         return engine.stream(messages, **options)
     except CapabilityUnavailable as error:
+        if error.capability != "chat":
+            raise
         raise OptionError(f"{error}. Here: --chat-template FILE gives one, and troth run --raw needs none") from error
 
 

@@ -19,6 +19,9 @@ _VISIBLE: Final = {code: chr(0x2400 + code) for code in range(0x20) if chr(code)
     range(0x7F, 0xA0), "\ufffd"
 )
 
+_DIM: Final = "\x1b[2m"
+_USUAL: Final = "\x1b[22m"
+
 
 class Terminal:
     """The three streams of one process.
@@ -50,6 +53,12 @@ class Terminal:
         """Show a piece of the answer at once. Raises BrokenPipeError when nobody reads any more."""
         self.stdout.write(text.translate(_VISIBLE) if self.stdout.isatty() else text)
         self.stdout.flush()
+
+    def write_dim(self, text: str) -> None:
+        """Show a piece of what is not the answer, to a person alone. Raises BrokenPipeError as ``write``."""
+        if self.stdout.isatty():
+            self.stdout.write(f"{_DIM}{text.translate(_VISIBLE)}{_USUAL}")
+            self.stdout.flush()
 
     def line(self, text: str = "") -> None:
         """Print a line of a command's result."""

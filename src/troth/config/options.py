@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 DType = Literal["float32", "bfloat16", "float16"]
+KvDType = Literal["float32", "bfloat16", "float16", "int8"]
 LOCALHOST = "127.0.0.1"
+NO_DISK_CACHE = "off"
+"""Instead of a folder: a prompt cache in memory only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +27,14 @@ class ModelOptions:
     """cpu, cuda or cuda:N; None: cuda when present."""
     dtype: DType | None = None
     """Arithmetic of activations; None: float32 on a CPU, bfloat16 on a GPU."""
-    kv_dtype: DType | None = None
-    """Cache format; None: as dtype."""
+    kv_dtype: KvDType | None = None
+    """Cache format, int8 on a CPU only; None: float16 on a CPU, as dtype on a GPU."""
     context_tokens: int | None = None
     """Upper bound on prompt plus answer; None: the model's declared limit, or what memory holds."""
     chat_template: str | None = None
     """Path of a Jinja file used instead of the model's own."""
+    steady_headers: bool = True
+    """Even out what clients change with each request in header lines of the system prompt (a billing nonce)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,7 @@ class EngineOptions:
     """How requests share one model."""
 
     max_rows: int | None = None
-    """Requests computed together; None: 8 on a CPU, 128 on a GPU."""
+    """Requests computed together; None: 8 on a CPU, 256 on a GPU."""
     max_waiting: int = 64
     """Requests waiting for a row before new ones are refused with Busy."""
     chunk_tokens: int | None = None
@@ -52,6 +57,10 @@ class EngineOptions:
     """Order of op providers; None: every available one, fastest first."""
     consumer_idle_s: float = 30.0
     """A consumer that reads nothing for this long is cancelled."""
+    disk_cache: str | None = None
+    """Folder in which the prompt cache outlives the process; NO_DISK_CACHE or None: it does not."""
+    disk_cache_bytes: int | None = None
+    """Most bytes of all files there; None: 10 GiB or a tenth of the free disk, whichever is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from troth.config.facts import MachineFacts
-from troth.config.options import DType, EngineOptions, ModelOptions
+from troth.config.options import DType, EngineOptions, KvDType, ModelOptions
 from troth.errors import OptionError
 
-ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SCALE_BYTES: Final[dict[str, int]] = {"int8": 4}
+"""Of formats that keep a scale beside each key and each value of a head."""
 CPU_CHUNK_TOKENS: Final = 256
 GPU_CHUNK_TOKENS: Final = 2048
 GPU_STEP_TOKENS: Final = 8192
 CPU_MAX_ROWS: Final = 8
-GPU_MAX_ROWS: Final = 128
+GPU_MAX_ROWS: Final = 256
 MAX_THREADS: Final = 1024
 """Systems refuse a process more long before a number that was mistyped; the kernels would then end it."""
 USABLE_SHARE: Final = 0.9
@@ -32,7 +34,7 @@ class Resolved:
 
     device: str
     dtype: DType
-    kv_dtype: DType
+    kv_dtype: KvDType
     chunk_tokens: int
     step_tokens: int
     max_rows: int
@@ -59,7 +61,9 @@ def resolve(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> 
     dtype: DType = model.dtype or ("float32" if is_cpu else "bfloat16")
     if model.dtype is None:
         why.append(f"activations in {dtype}: the default on {'a CPU' if is_cpu else 'a GPU'}")
-    kv_dtype: DType = model.kv_dtype or ("float16" if is_cpu else dtype)
+    kv_dtype: KvDType = model.kv_dtype or ("float16" if is_cpu else dtype)
+    if kv_dtype == "int8" and not is_cpu:
+        raise OptionError(f"kv_dtype int8 is for CPUs; on {device} leave it out for {dtype}, or ask for device cpu")
     if model.kv_dtype is None and kv_dtype != dtype:
         why.append(f"KV cache in {kv_dtype}: half the memory and reading time of {dtype}")
     chunk = _at_least_1(engine, "chunk_tokens", CPU_CHUNK_TOKENS if is_cpu else GPU_CHUNK_TOKENS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from troth.contracts.bounds import INT64, mistyped, require_integer
-from troth.contracts.tools import ToolPolicy
+from troth.contracts.tools import CallForm, ToolPolicy
 from troth.errors import RequestError
 
 ContinuedKind = Literal["text", "reasoning"]
@@ -31,6 +31,8 @@ class AnswerReading:
     """Name of the marks around reasoning."""
     tools: str | None = None
     """Name of the wire format of calls."""
+    call_form: CallForm | None = None
+    """The format itself, where no module describes it."""
     policy: ToolPolicy = field(default_factory=ToolPolicy)
     """The tools that may be called, and how strictly."""
     prompt_tail: str = ""
@@ -40,7 +42,8 @@ class AnswerReading:
     reasoning_budget: int | None = None
     """Tokens that reasoning may have before it is closed by force; None: any number."""
     close_ids: tuple[int, ...] = ()
-    """Token ids of the mark that closes reasoning, for when the budget is used up; none: it is never forced."""
+    """Token ids of the mark that closes reasoning, for when the budget is used up or its end is asked for; none: it is
+    never forced."""
 
     def __post_init__(self) -> None:
         if self.reasoning_budget is not None:
@@ -55,5 +58,5 @@ class AnswerReading:
 
     @property
     def num_forced_tokens(self) -> int:
-        """Most tokens the answer may get on top of its ``max_tokens``."""
+        """Most tokens that the answer will get on top of its ``max_tokens`` without anybody asking."""
         return 0 if self.reasoning_budget is None else len(self.close_ids)

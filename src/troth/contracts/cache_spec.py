@@ -12,7 +12,7 @@ row. Capabilities are members of the spec, so nobody asks a cache what class it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
@@ -30,14 +30,16 @@ class AttentionSpec:
     element_bytes: int
     window: int | None = None
     """None: everything before is seen."""
+    scale_bytes: int = 0
+    """Beside each key and each value of a head, in formats that need it."""
 
     rewindable: ClassVar[bool] = True
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers of the group, keys and values."""
-        per_token = self.num_kv_heads * (self.head_dim + self.value_dim) * self.element_bytes
-        return BLOCK_TOKENS * per_token * len(self.layers)
+        per_head = (self.head_dim + self.value_dim) * self.element_bytes + 2 * self.scale_bytes
+        return BLOCK_TOKENS * self.num_kv_heads * per_head * len(self.layers)
 
     def blocks_for(self, num_tokens: int, chunk_tokens: int) -> int:
         """Most blocks a row of ``num_tokens`` holds at once when at most ``chunk_tokens`` are fed per step."""
@@ -90,6 +92,11 @@ def recurrent_bytes(specs: tuple[CacheSpec, ...]) -> int | None:
     """Bytes of one row's whole recurrent state, and so of one checkpoint; None when the model keeps none."""
     groups = [spec for spec in specs if isinstance(spec, RecurrentSpec)]
     return sum(spec.state_bytes for spec in groups) if groups else None
+
+
+def with_scales(specs: tuple[CacheSpec, ...], scale_bytes: int) -> tuple[CacheSpec, ...]:
+    """The same groups in a cache format that keeps so many bytes beside each key and each value of a head."""
+    return tuple(replace(spec, scale_bytes=scale_bytes) if isinstance(spec, AttentionSpec) else spec for spec in specs)
 
 
 def attention_groups(specs: tuple[CacheSpec, ...]) -> tuple[AttentionSpec, ...]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from troth.contracts.tools import CallForm
+
 SystemPlace = Literal["none", "leading", "anywhere"]
 """Where a system message is heard as one: nowhere, only at the start, or in the middle of a conversation too."""
 
@@ -78,6 +80,8 @@ class TemplateCapabilities:
     """Names and parameters of all tools reach the prompt."""
     tool_format: str | None = None
     """The one wire format that past calls are written in, and so the one answers are read by. None: tools are off."""
+    call_form: CallForm | None = None
+    """What the format is, where it is ``derived`` from the template's own calls or ``declared`` by the model."""
     tool_history: bool = False
     """The template writes past calls itself. False with a format: the format comes from the prompt's instructions."""
     tool_results: bool = False

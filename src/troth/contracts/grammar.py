@@ -11,7 +11,8 @@ from typing import Final, Literal, get_args
 from troth.contracts.bounds import mistyped, require_flag, shown
 from troth.errors import RequestError
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "calls"]
+"""``calls`` is a Lark grammar too, of our own making: that of tool calls."""
 
 MAX_SOURCE_BYTES: Final[dict[GrammarKind, int]] = {
     "json_schema": 1 << 20,
@@ -19,7 +20,9 @@ MAX_SOURCE_BYTES: Final[dict[GrammarKind, int]] = {
     "regex": 16 << 10,
     "choice": 0,
     "lark": 64 << 10,
+    "calls": 1 << 20,
 }
+MAX_FRAME_BYTES: Final = 1 << 20
 MAX_GRAMMAR_CHOICES: Final = 10_000
 MAX_CHOICE_BYTES: Final = 256 << 10
 """Of all choices together."""
@@ -43,6 +46,9 @@ class Grammar:
     strict: bool = False
     """Of a schema: every keyword is enforced, or the request refused. False: keywords that cannot be enforced while
     generating are left out, and named."""
+    frame: str = ""
+    """A Lark grammar of the whole answer, of our own making, in which ``@answer`` is this grammar: what may come before
+    it, or instead of it. Empty: the answer is all there is."""
     begins_after: str = ""
     """Text in the output after which the grammar begins, such as the mark that ends reasoning; empty: at once."""
 
@@ -50,6 +56,7 @@ class Grammar:
         if self.kind not in get_args(GrammarKind):
             raise _refusal(f"kind must be one of {', '.join(get_args(GrammarKind))}, not {shown(self.kind)}")
         _require_text("source", self.source, MAX_SOURCE_BYTES[self.kind], needed=MAX_SOURCE_BYTES[self.kind] > 0)
+        _require_text("frame", self.frame, MAX_FRAME_BYTES, needed=False)
         _require_text("begins_after", self.begins_after, MAX_MARKER_BYTES, needed=False)
         require_flag("grammar", self.strict)
         _require_choices(self.choices, needed=self.kind == "choice")

@@ -54,9 +54,9 @@ class CheckpointCopy:
 class StepPlan:
     """One step: which tokens of which rows to feed.
 
-    Rows come in running order: ``num_decodes`` rows that feed one output token each, then prompt chunks. Row ``i``
-    feeds ``num_new[i]`` tokens at positions ``starts[i] .. starts[i] + num_new[i] - 1``; they are the next
-    ``num_new[i]`` entries of ``token_ids``.
+    Rows come in running order: ``num_decodes`` rows that feed one output token each, ``num_verifies`` rows that feed
+    one and the drafts after it, then prompt chunks. Row ``i`` feeds ``num_new[i]`` tokens at positions ``starts[i] ..
+    starts[i] + num_new[i] - 1``; they are the next ``num_new[i]`` entries of ``token_ids``.
     """
 
     step_id: int
@@ -70,6 +70,7 @@ class StepPlan:
     """Index s of the output token sampled after the row's last non-draft token, the key of its noise; or NO_SAMPLE."""
     token_ids: list[int] = field(default_factory=list)
     num_decodes: int = 0
+    num_verifies: int = 0
     admissions: list[Admission] = field(default_factory=list)
     releases: list[Row] = field(default_factory=list)
     """Rows given up before this step (finished, cancelled, preempted); applied before the admissions."""
@@ -83,6 +84,18 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens fed by the whole step."""
         return len(self.token_ids)
+
+    @property
+    def num_exact(self) -> int:
+        """Tokens at the head of the step that continue answers, drafts included."""
+        if not self.num_verifies:
+            return self.num_decodes
+        return self.num_decodes + sum(self.num_new[self.num_decodes : self.num_decodes + self.num_verifies])
+
+    def drafts_of(self, index: int) -> list[int]:
+        """The drafts that the plan's row ``index`` feeds; the step says which of them were right."""
+        end = sum(self.num_new[: index + 1])
+        return self.token_ids[end - self.num_draft[index] : end]
 
 
 @dataclass(slots=True)

@@ -96,6 +96,12 @@ class EventStream(Protocol):
     async def __anext__(self) -> Event:
         """The next event; StopAsyncIteration after Completed or Failed."""
 
+    def end_reasoning(self) -> None:
+        """Ask the engine to close the reasoning of this answer now, as a used-up budget would; any thread.
+
+        Reasoning that has not begun is closed as it begins. No effect where it is over, or was never marked.
+        """
+
     def cancel(self, reason: str = "requested") -> None:
         """Ask the engine to stop; the stream still ends with Completed(aborted) or Failed. Idempotent, any thread."""
 

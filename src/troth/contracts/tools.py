@@ -50,6 +50,25 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallForm:
+    """A way to write calls that no module describes, in the words that stand around its parts; white space is free.
+
+    A JSON object that holds name and arguments between markers; or, with ``between``, a name and the arguments as a
+    JSON object: opening marker, ``before_name``, name, ``between``, object, ``after``.
+    """
+
+    opens: tuple[str, ...]
+    """Each begins a call."""
+    closes: tuple[str, ...] = ()
+    """One of them ends it; empty where ``after`` does."""
+    named: bool = False
+    """Whether name and arguments stand apart."""
+    before_name: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolError:
     """A proposal that was not accepted, or one that was forwarded although its arguments fail their schema."""
 

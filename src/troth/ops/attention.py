@@ -7,7 +7,6 @@ S = 16 slots of a block, D head size, L keys seen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, Final
@@ -17,18 +16,9 @@ from torch import Tensor
 
 from troth.contracts.names import BLOCK_TOKENS
 from troth.ops.grid import TIMED_STEPS, Case, Inputs, RowSpec, rows_of, sizes
+from troth.ops.layer_kv import LayerKV
 from troth.ops.registry import Tolerance, op
 from troth.ops.rows import Rows
-
-
-@dataclass(slots=True)
-class LayerKV:
-    """One layer's share of its group's block pool, written and read in place."""
-
-    k_NKDS: Tensor
-    """Keys are stored transposed inside a block (docs/adr/0006)."""
-    v_NKSD: Tensor
-
 
 _STEPS: Final[dict[str, Sequence[RowSpec]]] = {
     "one-single": [(0, 36, 1)],
@@ -44,13 +34,18 @@ _HEADS: Final = ((1, 1, 32), (4, 2, 64), (9, 3, 80), (8, 1, 128), (3, 3, 256))
 """Query heads, key-value heads, head size."""
 _TIMED_HEADS: Final = ((9, 3, 64), (32, 8, 128))
 _WINDOWS: Final = (None, 1, 7, 16, 17, 64)
+_INT8_WINDOWS: Final = (None, 17)
 
 
 def _grid() -> Iterator[Case]:
     for (step, specs), heads, window in product(_STEPS.items(), _HEADS, _WINDOWS):
-        yield Case(f"{step}-{sizes(*heads)}-window-{window}", partial(_arguments, specs, heads, window))
+        yield Case(f"{step}-{sizes(*heads)}-window-{window}", partial(_arguments, specs, heads, window, None))
+    for (step, specs), heads, window in product(_STEPS.items(), _HEADS, _INT8_WINDOWS):
+        name = f"{step}-{sizes(*heads)}-window-{window}-int8"
+        yield Case(name, partial(_arguments, specs, heads, window, torch.int8))
     for (step, specs), heads in product(TIMED_STEPS.items(), _TIMED_HEADS):
-        yield Case(f"{step}-{sizes(*heads)}", partial(_arguments, specs, heads, None), timed=True)
+        yield Case(f"{step}-{sizes(*heads)}", partial(_arguments, specs, heads, None, None), timed=True)
+        yield Case(f"{step}-{sizes(*heads)}-int8", partial(_arguments, specs, heads, None, torch.int8), timed=True)
 
 
 @op(
@@ -93,8 +88,8 @@ def attention(
         length = start + count
         first = 0 if window is None else max(0, start - window + 1) // BLOCK_TOKENS
         table = block_table_RB[r, first : -(-length // BLOCK_TOKENS)].long()
-        k_KLD = _gather(kv.k_NKDS.transpose(2, 3), table, length - first * BLOCK_TOKENS)
-        v_KLD = _gather(kv.v_NKSD, table, length - first * BLOCK_TOKENS)
+        k_KLD = _in_order(kv.keys(table).transpose(2, 3), length - first * BLOCK_TOKENS)
+        v_KLD = _in_order(kv.values(table), length - first * BLOCK_TOKENS)
         k_HLD = k_KLD.repeat_interleave(num_heads // num_kv_heads, dim=0)
         v_HLD = v_KLD.repeat_interleave(num_heads // num_kv_heads, dim=0)
         q_HTD = q_THD[begin : begin + count].float().transpose(0, 1)
@@ -113,16 +108,28 @@ def attention(
     return out_THD
 
 
-def _gather(cache_NKSD: Tensor, table: Tensor, length: int) -> Tensor:
-    """Keys or values of one row in order, float32 [K, length, D]."""
-    blocks_BKSD = cache_NKSD[table].float()
-    return blocks_BKSD.transpose(0, 1).flatten(1, 2)[:, :length]
+def _in_order(blocks_BKSD: Tensor, length: int) -> Tensor:
+    """Keys or values of one row's blocks, side by side: float32 [K, length, D]."""
+    return blocks_BKSD.float().transpose(0, 1).flatten(1, 2)[:, :length]
 
 
 def paged_kv(
-    inputs: Inputs, rows: Rows, num_kv_heads: int, head_dim: int, window: int | None = None
+    inputs: Inputs,
+    rows: Rows,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[LayerKV, Tensor, Tensor]:
     """A pool for a step of a grid: its blocks lie in no order, and it is NaN where no token of a row's context is.
+
+    Args:
+        inputs: makes the numbers.
+        rows: of the step.
+        num_kv_heads: K.
+        head_dim: D.
+        window: blocks before it are not held; None: all are.
+        dtype: of the pool; None: of activations. Of int8, NaN are the scales.
 
     Returns:
         the pool; the block table, int32 [R, B], -1 where nothing is held (before the window, after the end); the
@@ -131,9 +138,7 @@ def paged_kv(
     lengths = [start + count for start, count in zip(rows.starts, rows.num_new, strict=True)]
     width = -(-max(lengths) // BLOCK_TOKENS)
     num_blocks = rows.num_rows * width + 3
-    k_NKDS = torch.full((num_blocks, num_kv_heads, head_dim, BLOCK_TOKENS), torch.nan, dtype=inputs.dtype)
-    v_NKSD = torch.full((num_blocks, num_kv_heads, BLOCK_TOKENS, head_dim), torch.nan, dtype=inputs.dtype)
-    kv = LayerKV(k_NKDS.to(inputs.device), v_NKSD.to(inputs.device))
+    kv = _unwritten_kv((num_blocks, num_kv_heads, head_dim), dtype or inputs.dtype, inputs.device)
     free = inputs.order(num_blocks)
     table_RB = torch.full((rows.num_rows, width), -1, dtype=torch.int32)
     slots: list[Tensor] = []
@@ -143,17 +148,32 @@ def paged_kv(
             table_RB[r, index] = free.pop()
         position_L = torch.arange(first * BLOCK_TOKENS, length)
         slot_L = table_RB[r, position_L // BLOCK_TOKENS].long() * BLOCK_TOKENS + position_L % BLOCK_TOKENS
-        block_L, offset_L = (slot_L // BLOCK_TOKENS).to(inputs.device), (slot_L % BLOCK_TOKENS).to(inputs.device)
-        for cache in (kv.k_NKDS.transpose(2, 3), kv.v_NKSD):
-            cache[block_L, :, offset_L] = inputs.normal(len(position_L), num_kv_heads, head_dim)
+        k_LKD, v_LKD = (inputs.normal(len(position_L), num_kv_heads, head_dim) for _ in "kv")
+        kv.write(slot_L.to(inputs.device), k_LKD, v_LKD)
         slots.append(slot_L[position_L >= start])
     return kv, table_RB.to(inputs.device), torch.cat(slots).to(inputs.device)
 
 
+def _unwritten_kv(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerKV:
+    """A pool (N, K, D) that holds nothing that a result may be made of."""
+    num_blocks, num_kv_heads, head_dim = shape
+    nothing = torch.nan if dtype.is_floating_point else 0
+    k_NKDS = torch.full((num_blocks, num_kv_heads, head_dim, BLOCK_TOKENS), nothing, dtype=dtype, device=device)
+    v_NKSD = torch.full((num_blocks, num_kv_heads, BLOCK_TOKENS, head_dim), nothing, dtype=dtype, device=device)
+    if dtype.is_floating_point:
+        return LayerKV(k_NKDS, v_NKSD)
+    k_scale_NKS, v_scale_NKS = torch.full((2, num_blocks, num_kv_heads, BLOCK_TOKENS), torch.nan, device=device)
+    return LayerKV(k_NKDS, v_NKSD, k_scale_NKS, v_scale_NKS)
+
+
 def _arguments(
-    specs: Sequence[RowSpec], heads: tuple[int, int, int], window: int | None, inputs: Inputs
+    specs: Sequence[RowSpec],
+    heads: tuple[int, int, int],
+    window: int | None,
+    kv_dtype: torch.dtype | None,
+    inputs: Inputs,
 ) -> tuple[Any, ...]:
     num_heads, num_kv_heads, head_dim = heads
     rows = rows_of(specs, inputs.device)
-    kv, table_RB, slots_T = paged_kv(inputs, rows, num_kv_heads, head_dim, window)
+    kv, table_RB, slots_T = paged_kv(inputs, rows, num_kv_heads, head_dim, window, kv_dtype)
     return inputs.normal(len(slots_T), num_heads, head_dim), kv, table_RB, rows, head_dim**-0.5, window

@@ -22,6 +22,7 @@ from troth.artifact.ggml_types import GgmlType
 from troth.ops.grid import Case, Inputs, sizes
 from troth.ops.registry import Tolerance, op
 from troth.weights.quantized import QuantTensor
+from troth.weights.upload import placed
 
 RawWeight = Tensor | QuantTensor
 
@@ -123,7 +124,7 @@ def dense(part: RawWeight, dtype: torch.dtype, device: torch.device) -> Tensor:
     """One weight as an ordinary tensor [O, I]."""
     if isinstance(part, QuantTensor):
         return part.dequantize(dtype).to(device)
-    return part.to(device=device, dtype=dtype)
+    return placed(part, dtype, device)
 
 
 def raw_bytes(part: RawWeight) -> int:

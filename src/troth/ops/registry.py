@@ -138,7 +138,11 @@ class Provider:
     modules: tuple[str, ...]
     """Modules under ``troth.ops.impl`` whose import registers the implementations."""
     unavailable: Callable[[], str | None]
-    """None when this machine can run it, else why not."""
+    """None when this machine can run it, else why not and what to do about it."""
+    about: Callable[[], str] = lambda: "active"
+    """What to say of it where it is in use."""
+    is_broken: Callable[[], bool] = lambda: False
+    """Whether it is installed in a way that cannot work: more than absent."""
 
 
 def _torch_unavailable() -> str | None:
@@ -151,11 +155,56 @@ def _cpu_unavailable() -> str | None:
     return cpu.unavailable()
 
 
+def _cpu_about() -> str:
+    from troth.ops.impl import cpu
+
+    return cpu.about()
+
+
+def _cpu_is_broken() -> bool:
+    from troth.ops.impl import cpu
+
+    return cpu.is_broken()
+
+
+def _triton_unavailable() -> str | None:
+    from troth.ops.impl import triton
+
+    return triton.unavailable()
+
+
 PROVIDERS: Final[tuple[Provider, ...]] = (
-    Provider("cpu", ("cpu_attention", "cpu_linear", "cpu_norm", "cpu_sample"), _cpu_unavailable),
+    Provider(
+        "cpu",
+        ("cpu_attention", "cpu_linear", "cpu_norm", "cpu_sample"),
+        _cpu_unavailable,
+        _cpu_about,
+        _cpu_is_broken,
+    ),
+    Provider(
+        "triton",
+        (
+            "triton_attention",
+            "triton_embedding",
+            "triton_gated_activation",
+            "triton_linear",
+            "triton_norm",
+            "triton_rotary",
+            "triton_sample",
+        ),
+        _triton_unavailable,
+    ),
     Provider(
         "torch",
-        ("torch_attention", "torch_gated_delta", "torch_linear", "torch_norm", "torch_rotary", "torch_short_conv"),
+        (
+            "torch_attention",
+            "torch_gated_delta",
+            "torch_linear",
+            "torch_mask",
+            "torch_norm",
+            "torch_rotary",
+            "torch_short_conv",
+        ),
         _torch_unavailable,
     ),
 )
@@ -170,6 +219,7 @@ class ProviderStatus:
     active: bool
     reason: str
     ops: tuple[str, ...]
+    is_broken: bool = False
 
 
 def activate(order: tuple[str, ...] | None = None) -> tuple[ProviderStatus, ...]:
@@ -202,10 +252,11 @@ def activate(order: tuple[str, ...] | None = None) -> tuple[ProviderStatus, ...]
         ProviderStatus(
             name,
             name in names,
-            problems[name] or ("active" if name in names else "not asked for"),
+            problems[name] or (provider.about() if name in names else "not asked for"),
             tuple(sorted(o.name for o in OPS.values() if name in o.active)),
+            provider.is_broken(),
         )
-        for name in known
+        for name, provider in known.items()
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from troth.contracts.names import BLOCK_TOKENS
-from troth.ops.attention import LayerKV, paged_kv
+from troth.ops.attention import paged_kv
 from troth.ops.grid import TIMED_STEPS, Case, Inputs, RowSpec, rows_of, sizes
+from troth.ops.layer_kv import LayerKV
 from troth.ops.registry import Tolerance, op
 from troth.ops.rms_norm import rms_norm
 
@@ -48,9 +48,11 @@ _TIMED_HEADS: Final = ((9, 3, 64), (32, 8, 128))
 def _grid() -> Iterator[Case]:
     for heads, share, with_norms, padding in product(_HEADS, (1.0, 0.5), (False, True), (0, 8)):
         parts = [sizes(*heads), f"{share:g}", *["norms"] * with_norms, *["strided"] * bool(padding)]
-        yield Case("-".join(parts), partial(_arguments, _STEP, heads, share, with_norms, padding))
+        yield Case("-".join(parts), partial(_arguments, _STEP, heads, share, with_norms, padding, None))
+    for heads in _HEADS:
+        yield Case(f"{sizes(*heads)}-1-int8", partial(_arguments, _STEP, heads, 1.0, True, 0, torch.int8))
     for (step, specs), heads in product(TIMED_STEPS.items(), _TIMED_HEADS):
-        yield Case(f"{step}-{sizes(*heads)}", partial(_arguments, specs, heads, 1.0, False, 0), timed=True)
+        yield Case(f"{step}-{sizes(*heads)}", partial(_arguments, specs, heads, 1.0, False, 0, None), timed=True)
 
 
 @op(
@@ -79,7 +81,7 @@ def rotary_kv_write(
         rotary: the table.
         norms: head norms, or None.
         slots_T: int64 [T], where each token's key and value go.
-        kv: written in place at those slots, converted to its dtype.
+        kv: written in place at those slots, in its own format.
 
     Returns:
         Rotated queries, float [T, H, D], dtype of qkv.
@@ -92,9 +94,7 @@ def rotary_kv_write(
         k_TKD = rms_norm.reference(k_TKD.float(), norms.k_D, norms.eps)
     cos_T1W = rotary.cos_PW[positions_T].unsqueeze(1)
     sin_T1W = rotary.sin_PW[positions_T].unsqueeze(1)
-    block_T, offset_T = slots_T // BLOCK_TOKENS, slots_T % BLOCK_TOKENS
-    kv.k_NKDS[block_T, :, :, offset_T] = _rotate(k_TKD.float(), cos_T1W, sin_T1W).to(kv.k_NKDS.dtype)
-    kv.v_NKSD[block_T, :, offset_T] = v_TKD.to(kv.v_NKSD.dtype)
+    kv.write(slots_T, _rotate(k_TKD.float(), cos_T1W, sin_T1W), v_TKD)
     return _rotate(q_THD.float(), cos_T1W, sin_T1W).to(qkv_TE.dtype)
 
 
@@ -111,11 +111,12 @@ def _arguments(
     share: float,
     with_norms: bool,
     padding: int,
+    kv_dtype: torch.dtype | None,
     inputs: Inputs,
 ) -> tuple[Any, ...]:
     """``share`` of each head rotates; ``padding`` values lie between one token's and the next's."""
     num_heads, num_kv_heads, head_dim = heads
-    kv, _, slots_T = paged_kv(inputs, rows_of(specs, inputs.device), num_kv_heads, head_dim)
+    kv, _, slots_T = paged_kv(inputs, rows_of(specs, inputs.device), num_kv_heads, head_dim, dtype=kv_dtype)
     width = (num_heads + 2 * num_kv_heads) * head_dim
     qkv_TE = inputs.normal(len(slots_T), width + padding)[:, :width]
     positions = [position for _, start, count in specs for position in range(start, start + count)]

@@ -85,6 +85,10 @@ class AnswerReader:
         self._classifier.force_close()
         return self._close_ids
 
+    def end_reasoning(self) -> None:
+        """Reasoning is to be closed now, or as it begins; ``take_close_ids`` has the tokens."""
+        self._classifier.end_reasoning()
+
     def flush(self) -> list[Output]:
         """The end of the answer: what was withheld."""
         outputs: list[Output] = []
@@ -114,6 +118,6 @@ class AnswerReader:
 
 def _format(reading: AnswerReading) -> ReplyFormat:
     try:
-        return ReplyFormat.named(reasoning=reading.reasoning, tools=reading.tools)
+        return ReplyFormat.named(reasoning=reading.reasoning, tools=reading.tools, call_form=reading.call_form)
     except KeyError as error:
         raise RequestError(f"no way to mark answers is called {error.args[0]!r}", param="reading") from None

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from troth.contracts.cache_spec import AttentionSpec
 from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, Row
-from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan
+from troth.contracts.plan import ON_DEVICE, StepPlan
 from troth.nn.batch import Batch, GroupTables
 from troth.ops.rows import Rows
+from troth.run.draws import drawn_tokens
 
 
 class BatchBuilder:
@@ -66,15 +67,14 @@ class BatchBuilder:
             row_R=self._put(numbers.row_R),
             max_new=max(plan.num_new),
             num_single=_leading_ones(plan.num_new),
-            num_exact=plan.num_decodes,
+            num_exact=plan.num_exact,
         )
-        sampled = [i for i, step in enumerate(plan.sample_steps) if step != NO_SAMPLE]
         return Batch(
             token_ids_T=self._token_ids(plan, numbers.row_T),
             positions_T=self._put(numbers.position_T),
             rows=rows,
             groups=groups,
-            sample_S=self._put(numbers.query_start_R1[1:][sampled].astype(np.int64) - 1),
+            sample_S=self._put(np.asarray(drawn_tokens(plan), dtype=np.int64)),
         )
 
     def build_whole(self, plan: StepPlan) -> Batch:

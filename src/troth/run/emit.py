@@ -37,7 +37,7 @@ class Emission:
 class Emitter:
     """Owns the text state of one request."""
 
-    def __init__(self, request: Request, tokenizer: TokenBytes) -> None:
+    def __init__(self, request: Request, tokenizer: TokenBytes, *, whole: bool = False) -> None:
         self._eos_ids = request.eos_ids
         self._wants_logprobs = request.sampling.logprobs is not None
         self._detokenizer = Detokenizer(
@@ -45,6 +45,10 @@ class Emitter:
         )
         self._stops = StopMatcher(request.stop) if request.stop and request.reading is None else None
         self._reader = AnswerReader(request, request.reading, tokenizer) if request.reading is not None else None
+        self._deferred: list[int] | None = None
+        """Tokens that become text at the end, as nothing in the text can end the answer and nobody reads it before."""
+        if whole and self._stops is None and self._reader is None:
+            self._deferred = []
         self._num_prompt = len(request.prompt_ids)
         self._pending: list[TokenText] = []
         self.num_emitted = 0
@@ -89,6 +93,8 @@ class Emitter:
         """Take in newly emitted tokens; ``finish`` is how the scheduler ended the request, if it did."""
         if self._reader is not None:
             return self._read(self._reader, token_ids, logprobs, finish)
+        if self._deferred is not None:
+            return self._defer(self._deferred, token_ids, logprobs, finish)
         pieces: list[str] = []
         stopped = False
         for i, token_id in enumerate(token_ids):
@@ -109,9 +115,31 @@ class Emitter:
             pieces.append(self._flush())
         return self._emission("".join(pieces), finish)
 
+    def _defer(
+        self,
+        deferred: list[int],
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        finish: FinishReason | None,
+    ) -> Emission:
+        deferred += token_ids
+        self.num_emitted += len(token_ids)
+        if self._wants_logprobs:
+            found: Sequence[TokenLogprobs | None] = logprobs or [None] * len(token_ids)
+            pairs = zip(token_ids, found, strict=True)
+            self._pending += [TokenText(token_id=token_id, logprobs=entry) for token_id, entry in pairs]
+        return self._emission("" if finish is None else self._flush(), finish)
+
     def begin(self) -> Emission:
         """What is emitted before the first token is sampled: the close of reasoning that may not even begin."""
         return self._read(self._reader, (), (), None) if self._reader is not None else Emission((), 0, None)
+
+    def end_reasoning(self) -> Emission:
+        """Close the reasoning now, or as it begins; what is emitted for it."""
+        if self._reader is None:
+            return Emission((), self.num_emitted, None)
+        self._reader.end_reasoning()
+        return self._read(self._reader, (), (), None)
 
     def close(self) -> Emission:
         """End the request for another reason than its tokens; what was withheld is released."""
@@ -127,7 +155,7 @@ class Emitter:
         finish: FinishReason | None,
     ) -> Emission:
         outputs: list[Output] = []
-        forced_ids = reader.take_close_ids() if not self.num_emitted else ()
+        forced_ids = reader.take_close_ids() if not token_ids and finish is None else ()
         for i, token_id in enumerate(token_ids):
             outputs += self._one(reader, token_id, logprobs[i] if logprobs else None)
             forced_ids = reader.take_close_ids()
@@ -175,12 +203,15 @@ class Emitter:
         return Segment(text=text, kind=kind, tokens=tokens, num_completion_tokens=self.num_emitted)
 
     def _flush(self) -> str:
-        rest = self._detokenizer.flush()
+        texts = [self._detokenizer.push(token_id) for token_id in self._deferred or () if token_id not in self._eos_ids]
+        rest = "".join(texts) + self._detokenizer.flush()
         if self._stops is None:
             return rest
         return self._stops.push(rest) + self._stops.flush()
 
     def _emission(self, text: str, finish: FinishReason | None) -> Emission:
+        if not text and finish is None:
+            return Emission((), self.num_emitted, None)
         events: tuple[AnswerEvent, ...] = ()
         if text or (self._pending and finish is not None):
             tokens, self._pending = tuple(self._pending), []

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from troth.contracts.events import Completed, Event, Prefill, Queued, Timings, Usage
@@ -22,21 +22,27 @@ from troth.contracts.failures import failure_event
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
 from troth.contracts.ports import Clock, EngineStatus, PendingStep, StepRunner
+from troth.contracts.prefix_cache import PrefixCacheStatus
 from troth.contracts.request import Request
 from troth.errors import (
     Busy,
     Cancelled,
     CapabilityUnavailable,
     DeviceError,
+    DeviceLost,
     RequestError,
     TrothError,
 )
+from troth.run.disk_port import DiskPort
 from troth.run.emit import Emission, Emitter
 from troth.schedule.scheduler import RowOutcome, Scheduler
 from troth.text.detokenize import TokenBytes
 
-COMPILATION_POLL_S: Final = 0.01
-"""How long an engine with nothing else to do waits for a grammar before it looks at its inbox again."""
+POLL_S: Final = 0.01
+"""How long an engine with nothing else to do waits for a grammar or a disk before it looks at its inbox again."""
+
+MAX_SETTLING_STEPS: Final = 16
+"""Computed at the end for rows that only have to fill a block: one, and what is in flight before it."""
 
 
 class Grammars(Protocol):
@@ -73,6 +79,13 @@ class _Live:
     held: bool = False
     compilation: Future[object] | None = None
     """Of the request's grammar, while it is under way; the request is not planned for before."""
+    restoring: bool = False
+    """Whether it waits for what the disk tier has of its prompt."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is not to be planned for."""
+        return self.held or self.restoring or self.compilation is not None
 
 
 class EngineLoop:
@@ -86,6 +99,7 @@ class EngineLoop:
         pipeline_depth: steps that may be launched before the oldest is committed, beyond one.
         consumer_idle_s: a held request whose consumer reads nothing for this long is cancelled.
         grammars: compiles them; None: requests with one are refused.
+        disk: the prompt cache's disk tier; None: there is none.
     """
 
     def __init__(
@@ -98,6 +112,7 @@ class EngineLoop:
         pipeline_depth: int = 0,
         consumer_idle_s: float = 30.0,
         grammars: Grammars | None = None,
+        disk: DiskPort | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -106,9 +121,12 @@ class EngineLoop:
         self._depth = pipeline_depth
         self._idle_s = consumer_idle_s
         self._grammars = grammars
+        self._disk = disk
         self._live: dict[RequestId, _Live] = {}
         self._compiling: set[RequestId] = set()
         """Requests whose grammar may be under way."""
+        self._restoring: set[RequestId] = set()
+        """Requests that may wait for the disk tier."""
         self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
         self._num_steps = 0
         self._num_prompt_tokens = 0
@@ -116,13 +134,17 @@ class EngineLoop:
         self._num_cached_tokens = 0
         self._ends: Counter[str] = Counter()
 
-    def emitter(self, request: Request) -> Emitter:
+    def emitter(self, request: Request, *, whole: bool = False) -> Emitter:
         """What ``add`` needs to turn a request's tokens into text. Safe in any thread, and tools take time to compile.
+
+        Args:
+            request: what is asked.
+            whole: whether the answer is read only when it has ended.
 
         Raises:
             RequestError: the request says of its answer what cannot be.
         """
-        return Emitter(request, self._tokenizer)
+        return Emitter(request, self._tokenizer, whole=whole)
 
     def add(self, request: Request, sink: Sink, emitter: Emitter | None = None) -> None:
         """Take a request in, with its emitter if it was made already. A refusal is its only event: Failed."""
@@ -142,6 +164,10 @@ class EngineLoop:
         if request.grammar is not None and self._grammars is not None:
             live.compilation = self._grammars.prepare(request)
             self._compiling.add(request.request_id)
+        if self._disk is not None and self._disk.begin(request):
+            live.restoring = True
+            self._restoring.add(request.request_id)
+        if live.waits:
             self._scheduler.hold(request.request_id, True)
         position = self._scheduler.num_waiting - 1 - self._scheduler.num_free_rows
         if position >= 0:
@@ -163,12 +189,22 @@ class EngineLoop:
         else:
             self._fail(live, Cancelled(reason))
 
+    def end_reasoning(self, request_id: RequestId) -> None:
+        """Close a request's reasoning now, or as it begins, where the context has room for the tokens of the mark."""
+        live = self._live.get(request_id)
+        if live is None or not _has_room_to_close(live.request, self._scheduler.limits.largest_request):
+            return
+        emission = live.emitter.end_reasoning()
+        if emission.forced_ids:
+            self._scheduler.force(request_id, emission.forced_ids)
+            self._emit(live, emission)
+
     def has_room(self, request_id: RequestId) -> None:
         """The consumer caught up: plan for the request again."""
         live = self._live.get(request_id)
         if live is not None and live.held:
             live.held = False
-            self._scheduler.hold(request_id, live.compilation is not None)
+            self._scheduler.hold(request_id, live.waits)
 
     def close(self, failure: TrothError | None = None) -> None:
         """End everything, with ``failure`` if there was one, and give the device memory back."""
@@ -179,13 +215,23 @@ class EngineLoop:
         try:
             for live in ended:
                 self._scheduler.finish(live.request.request_id, num_emitted=live.emitter.num_emitted)
+            if self._disk is not None and failure is None:
+                self._settle()
         finally:
             self._in_flight.clear()
+            if self._disk is not None:
+                self._disk.close(keep=failure is None)
             self._runner.close()
+
+    def _settle(self) -> None:
+        """Let rows whose answers are complete fill their last block and leave: only what they left is kept on disk."""
+        for _ in range(MAX_SETTLING_STEPS):
+            if not self._scheduler.states() or not self.step():
+                return
 
     def step(self) -> bool:
         """Plan and launch one step, commit what is due; False when there was nothing to do."""
-        compilations = self._take_compiled()
+        compilations, restoring = self._take_compiled(), self._work_disk()
         plan = self._scheduler.plan(self._clock())
         if plan is not None:
             self._note_admissions(plan)
@@ -193,8 +239,11 @@ class EngineLoop:
         if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
             self._commit_oldest()
             return True
+        if plan is None and restoring and self._disk is not None:
+            self._disk.wait(compilations, POLL_S)
+            return True
         if plan is None and compilations:
-            wait(compilations, COMPILATION_POLL_S, FIRST_COMPLETED)
+            wait(compilations, POLL_S, FIRST_COMPLETED)
             return True
         return plan is not None
 
@@ -220,8 +269,27 @@ class EngineLoop:
             num_preemptions=self._scheduler.num_preemptions,
             num_requests_by_end=dict(self._ends),
             downgrades=downgrades,
-            prefix_cache=None if self._scheduler.prefix_index is None else self._scheduler.prefix_index.status(),
+            prefix_cache=self._prefix_cache_status(),
         )
+
+    def _prefix_cache_status(self) -> PrefixCacheStatus | None:
+        index = self._scheduler.prefix_index
+        if index is None:
+            return None
+        return replace(index.status(), disk=None if self._disk is None else self._disk.status())
+
+    def _work_disk(self) -> bool:
+        """Give the disk tier its turn, let requests run that wait for it no more; whether it has more to do."""
+        if self._disk is None:
+            return False
+        more = self._disk.work()
+        for request_id in [one for one in self._restoring if not self._disk.is_waiting(one)]:
+            self._restoring.remove(request_id)
+            live = self._live.get(request_id)
+            if live is not None:
+                live.restoring = False
+                self._scheduler.hold(request_id, live.waits)
+        return more
 
     def _take_compiled(self) -> list[Future[object]]:
         """Let requests run whose grammar is ready, refuse those whose grammar cannot be; what is still under way."""
@@ -235,7 +303,7 @@ class EngineLoop:
             if live is None or live.compilation is None:
                 continue
             error, live.compilation = live.compilation.exception(), None
-            self._scheduler.hold(request_id, live.held)
+            self._scheduler.hold(request_id, live.waits)
             if error is not None:
                 self._scheduler.finish(request_id, num_emitted=0)
                 self._fail(live, error if isinstance(error, TrothError) else DeviceError(f"no grammar: {error!r}"))
@@ -249,16 +317,22 @@ class EngineLoop:
             # Earlier steps are older and may still be fine; this one is the newest under way.
             while self._in_flight:
                 self._commit_oldest()
-            self._apply(self._scheduler.fail_step(str(error)), error)
+            self._fail_step(error)
 
     def _commit_oldest(self) -> None:
         _, pending = self._in_flight.popleft()
         try:
             result = pending.result()
         except DeviceError as error:
-            self._apply(self._scheduler.fail_step(str(error)), error)
+            self._fail_step(error)
             return
         self._apply(self._scheduler.commit(result), None)
+
+    def _fail_step(self, error: DeviceError) -> None:
+        """End the rows of the oldest step under way. Raises DeviceLost when no other step can be computed either."""
+        self._apply(self._scheduler.fail_step(str(error)), error)
+        if isinstance(error, DeviceLost):
+            raise error
 
     def _note_admissions(self, plan: StepPlan) -> None:
         now = self._clock()
@@ -276,6 +350,8 @@ class EngineLoop:
             if live is None:
                 continue
             if outcome.failure is not None:
+                if error is None and self._disk is not None:
+                    self._disk.withdraw(live.request)
                 self._fail(live, error or DeviceError(outcome.failure))
                 continue
             if outcome.dead_end is not None:
@@ -296,7 +372,10 @@ class EngineLoop:
 
     def _take_tokens(self, live: _Live, outcome: RowOutcome) -> None:
         now = self._clock()
-        live.first_token_at = live.first_token_at or now
+        if live.first_token_at is None:
+            live.first_token_at = now
+            if self._disk is not None and live.started_at is not None:
+                self._disk.note_prefill(len(live.request.prompt_ids) - live.num_cached, now - live.started_at)
         live.last_token_at = now
         emission = live.emitter.push(outcome.token_ids, outcome.logprobs, outcome.finish)
         if emission.finish is not None and outcome.finish is None:
@@ -331,6 +410,8 @@ class EngineLoop:
         del self._live[live.request.request_id]
         self._ends[end] += 1
         self._num_completion_tokens += live.emitter.num_emitted
+        if self._disk is not None:
+            self._disk.forget(live.request.request_id)
 
     def _offer(self, live: _Live, event: Event) -> None:
         if not live.sink.offer(event) and not live.held:
@@ -344,6 +425,14 @@ class EngineLoop:
             num_cached_tokens=live.num_cached,
             num_reasoning_tokens=live.emitter.num_reasoning_tokens,
         )
+
+
+def _has_room_to_close(request: Request, limit: int) -> bool:
+    """Whether admission left room for the tokens that close reasoning: a limit that the client named may leave none."""
+    reading = request.reading
+    if reading is None or request.max_tokens is None or reading.reasoning_budget is not None:
+        return reading is not None
+    return len(request.prompt_ids) + request.max_tokens + len(reading.close_ids) <= limit
 
 
 def _timings(live: _Live, now: float) -> Timings:

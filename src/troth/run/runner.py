@@ -7,24 +7,27 @@ draws. Legend: T tokens, S sampled positions, D model width, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
-from troth.contracts.plan import NO_SAMPLE, StepPlan, StepResult, TokenLogprobs
-from troth.errors import DeviceError, OutOfMemory
+from troth.contracts.names import Row
+from troth.contracts.plan import StepPlan, StepResult, TokenLogprobs
+from troth.errors import DeviceError, DeviceLost, OutOfMemory
 from troth.models.family import Model
-from troth.run.batch import BatchBuilder
+from troth.nn.batch import Batch
+from troth.run.draws import DrawPlaces, confirmed, draw_places
 from troth.run.grammar import RowGrammars
-from troth.run.recorded import RecordedDecode
+from troth.run.readback import NOT_FINITE
 from troth.run.sampler import Sampled, Sampler, token_logprobs
 
 _log = logging.getLogger(__name__)
+R = TypeVar("R")
 PROMPT_LOGITS_ROWS: Final = 64
 """Positions whose logits are held at once for prompt log-probabilities: 64 x 150k float32 are 38 MB."""
 
@@ -32,25 +35,63 @@ PROMPT_LOGITS_ROWS: Final = 64
 @dataclass(slots=True)
 class _LaunchedStep:
     plan: StepPlan
+    places: DrawPlaces
     sampled: Sampled | None
     prompt_logprobs: dict[int, list[TokenLogprobs]]
 
     def result(self) -> StepResult:
+        """As contracts.ports.PendingStep."""
+        return _device_errors(self._result)
+
+    def _result(self) -> StepResult:
         result = StepResult(self.plan.step_id, [[] for _ in self.plan.rows], prompt_logprobs=self.prompt_logprobs)
         if self.sampled is None:
             return result
-        tokens, finite = self.sampled.token_S.tolist(), self.sampled.finite_S.tolist()
-        indices = [i for i, step in enumerate(self.plan.sample_steps) if step != NO_SAMPLE]
-        for s, i in enumerate(indices):
-            if not finite[s]:
+        places, token_ids, logprobs = self.places, self.sampled.tokens.tokens(), self.sampled.logprobs
+        for s in places.firsts:
+            i, end = places.indices[s], s + 1
+            if token_ids[s] == NOT_FINITE:
                 result.failures[i] = "the model's logits are not finite"
                 continue
-            result.token_ids[i] = [tokens[s]]
-            if s in self.sampled.logprobs:
-                result.logprobs[i] = [self.sampled.logprobs[s]]
+            if s in places.drafts:
+                end = s + confirmed(token_ids[s:], places.drafts[s])
+                if token_ids[end - 1] == NOT_FINITE:
+                    end -= 1  # the next step comes upon it without drafts, and the row fails there
+            result.token_ids[i] = token_ids[s:end]
+            if s in logprobs:
+                result.logprobs[i] = [logprobs[draw] for draw in range(s, end)]
         if self.sampled.grammar is not None:
-            self.sampled.grammar.tell(result, indices)
+            self.sampled.grammar.tell(result, places.indices)
         return result
+
+
+class Batches(Protocol):
+    """Turns plans into tensors and remembers what was sampled; ``batch.py`` and ``device_batch.py``."""
+
+    last_token: Tensor
+    """int64 [rows]: the last token drawn for each row."""
+
+    def follow(self, plan: StepPlan) -> None:
+        """Apply a plan's changes to the block tables; once per plan, before its batch is built."""
+
+    def build(self, plan: StepPlan) -> Batch:
+        """A followed plan in fresh tensors."""
+
+    def note_sampled(self, rows: Sequence[Row], token_S: Tensor) -> None:
+        """Remember the tokens, int64 [S], drawn for these rows in the step that was built last."""
+
+
+class DecodeSteps(Protocol):
+    """Computes steps of decodes alone in a faster way; ``recorded.py`` and ``graphs.py``."""
+
+    refusal: str | None
+    """Why it does not, in words; None while it does."""
+
+    def logits(self, plan: StepPlan) -> Tensor | None:
+        """float32 [S, V] of the sampled rows of a followed plan; None when it is to be computed in the ordinary way.
+
+        The tensor is overwritten by a later step.
+        """
 
 
 class ModelRunner:
@@ -60,7 +101,7 @@ class ModelRunner:
         model: computes.
         cache: its caches.
         batches: turns plans into tensors.
-        recorded: runs decode steps from recordings; None: every step is computed call by call.
+        recorded: computes decode steps; None: every step is computed call by call.
         checkpoints: where plans save recurrent states; None: no plan does.
         grammars: of the rows that have one; None: no request may.
     """
@@ -69,8 +110,8 @@ class ModelRunner:
         self,
         model: Model,
         cache: CacheStorage,
-        batches: BatchBuilder,
-        recorded: RecordedDecode | None = None,
+        batches: Batches,
+        recorded: DecodeSteps | None = None,
         checkpoints: CheckpointStorage | None = None,
         grammars: RowGrammars | None = None,
     ) -> None:
@@ -80,7 +121,7 @@ class ModelRunner:
         self._recorded = recorded
         self._checkpoints = checkpoints
         self._grammars = grammars
-        self._sampler = Sampler(grammars)
+        self._sampler = Sampler(grammars, batches.last_token)
 
     @property
     def downgrades(self) -> tuple[str, ...]:
@@ -104,15 +145,16 @@ class ModelRunner:
             hidden_TD = self._model.forward(batch, self._cache)
             self._save(plan)
             prompt_logprobs = self._prompt_logprobs(plan, hidden_TD)
-            if not batch.sample_S.numel():
-                return _LaunchedStep(plan, None, prompt_logprobs)
-            logits_SV = self._model.logits(hidden_TD[batch.sample_S])
+            if batch.sample_S.numel():
+                logits_SV = self._model.logits(hidden_TD[batch.sample_S])
         else:
             self._save(plan)
-        sampled = self._sampler.draw(logits_SV, plan)
-        rows = [row for row, step in zip(plan.rows, plan.sample_steps, strict=True) if step != NO_SAMPLE]
-        self._batches.note_sampled(rows, sampled.token_S)
-        return _LaunchedStep(plan, sampled, prompt_logprobs)
+        places = draw_places(plan)
+        if not places.rows or logits_SV is None:
+            return _LaunchedStep(plan, places, None, prompt_logprobs)
+        sampled = self._sampler.draw(logits_SV, plan, places)
+        self._batches.note_sampled(places.rows, sampled.token_S)
+        return _LaunchedStep(plan, places, sampled, prompt_logprobs)
 
     def close(self) -> None:
         """Drop the weights and caches."""
@@ -148,16 +190,30 @@ class ModelRunner:
         return found
 
 
-def _device_errors(run: Callable[[], _LaunchedStep]) -> _LaunchedStep:
-    """Run a step; what the device or allocator raises becomes this package's own errors."""
+def _device_errors(run: Callable[[], R]) -> R:
+    """Run part of a step; what the device or allocator raises becomes this package's own errors."""
     try:
         return run()
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+        torch.cuda.empty_cache()
         raise OutOfMemory(f"a step did not fit: {error}", wanted_bytes=total - free, free_bytes=free) from error
     except MemoryError as error:
         raise OutOfMemory("a step did not fit into main memory", wanted_bytes=0, free_bytes=0) from error
     # The edge of a step: whatever fails in it, a bug of ours included, ends the rows that took part and no others.
     except Exception as error:
         _log.exception("a step failed")
+        if _is_lost():
+            raise DeviceLost(f"the device answers no more: {error}; start the engine anew") from error
         raise DeviceError(f"a step failed: {type(error).__name__}: {error}") from error
+
+
+def _is_lost() -> bool:
+    """Whether the GPU takes no more work in this process: some failures of a kernel are for good."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

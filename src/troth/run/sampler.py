@@ -7,18 +7,21 @@ Legend: S sampled positions, V vocabulary, N touched logits.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from troth.contracts.names import Row
-from troth.contracts.plan import NO_SAMPLE, Admission, StepPlan, TokenLogprobs
+from troth.contracts.plan import ON_DEVICE, Admission, StepPlan, TokenLogprobs
 from troth.contracts.sampling import SamplingParams
 from troth.ops.all_finite import all_finite
 from troth.ops.penalise import Touched, penalise
 from troth.ops.sample import Draws, as_int64, sample, step_key
+from troth.run.draws import DrawPlaces, draw_places
 from troth.run.grammar import GrammarStep, RowGrammars
+from troth.run.readback import Readback, sent
 
 
 @dataclass(slots=True)
@@ -31,7 +34,11 @@ class _RowSampling:
     counts: Counter[int] = field(default_factory=Counter)
     """How often each token is in the output."""
     num_counted: int = 0
-    """Output tokens in ``counts``."""
+    """Output tokens in ``counts``, and the one that is awaited."""
+    awaits_token: bool = False
+    """Whether the last of them is still on the device."""
+    drafts: Sequence[int] = ()
+    """What was fed behind them last, to be verified: those that the next step does not feed again were right."""
 
 
 @dataclass(slots=True)
@@ -40,8 +47,8 @@ class Sampled:
 
     token_S: Tensor
     """int64 [S]."""
-    finite_S: Tensor
-    """bool [S]: whether the logits were finite."""
+    tokens: Readback
+    """The same, on their way to the host."""
     logprobs: dict[int, TokenLogprobs]
     """Index into S -> log-probabilities, for rows that asked."""
     grammar: GrammarStep | None = None
@@ -53,10 +60,12 @@ class Sampler:
 
     Args:
         grammars: of the rows that have one; None: no row may.
+        last_token: int64 [rows] on the device: what ON_DEVICE entries of a plan stand for; None: plans have none.
     """
 
-    def __init__(self, grammars: RowGrammars | None = None) -> None:
+    def __init__(self, grammars: RowGrammars | None = None, last_token: Tensor | None = None) -> None:
         self._rows: dict[Row, _RowSampling] = {}
+        self._last_token = last_token
         self._grammars = grammars
         self._drawn: list[_RowSampling] = []
         """Whose parameters ``_draws`` holds."""
@@ -74,35 +83,54 @@ class Sampler:
         for i, row in enumerate(plan.rows):
             state, count = self._rows[row], plan.num_new[i]
             if state.params.needs_history:
+                if state.drafts:
+                    _count_accepted(state, plan.starts[i])
                 first = max(plan.starts[i], len(state.prompt_ids) + state.num_counted)
-                fed = plan.token_ids[offset + first - plan.starts[i] : offset + count]
-                state.counts.update(fed)
+                end = offset + count - plan.num_draft[i]
+                fed = plan.token_ids[offset + first - plan.starts[i] : end]
+                state.drafts = plan.token_ids[end : offset + count]
+                state.awaits_token = ON_DEVICE in fed
+                state.counts.update(fed[:-1] if state.awaits_token else fed)
                 state.num_counted += len(fed)
             offset += count
 
-    def draw(self, logits_SV: Tensor, plan: StepPlan) -> Sampled:
-        """Draw one token for each sampled row of the plan.
+    def draw(self, logits_SV: Tensor, plan: StepPlan, places: DrawPlaces | None = None) -> Sampled:
+        """Draw one token for each sampled row of the plan, and one behind each of its drafts.
 
         Args:
             logits_SV: float32, changed in place.
             plan: already followed.
+            places: its draws.
         """
-        sampled = [(self._rows[r], s) for r, s in zip(plan.rows, plan.sample_steps, strict=True) if s != NO_SAMPLE]
+        places = places or draw_places(plan)
+        states = [self._rows[row] for row in places.rows]
+        sampled = list(zip(states, places.steps, strict=True))
         finite_S = all_finite(logits_SV)
-        states = [state for state, _ in sampled]
-        touched = self._touched(states, logits_SV.device)
+        self._count_awaited(places.rows, states)
+        touched = self._touched(states, logits_SV.device, places.drafts)
         if touched is not None:
             penalise(logits_SV, touched)
-        rows = [row for row, step in zip(plan.rows, plan.sample_steps, strict=True) if step != NO_SAMPLE]
-        grammar = self._grammars.mask(logits_SV, rows) if self._grammars is not None else None
+        grammar = self._grammars.mask(logits_SV, places) if self._grammars is not None else None
         wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
         # The draw may scale its logits in place; log-probabilities are of the distribution before temperature.
         kept = {i: logits_SV[i].log_softmax(dim=-1) for i in wanted}
         token_S = sample(logits_SV, self._draws_of(sampled, logits_SV.device))
         logprobs = {i: token_logprobs(kept[i], int(token_S[i]), states[i].params.logprobs or 0) for i in wanted}
+        tokens = Readback(token_S, finite_S)
         if self._grammars is not None and grammar is not None:
-            self._grammars.advance(grammar, token_S, rows)
-        return Sampled(token_S, finite_S, logprobs, grammar)
+            self._grammars.advance(grammar, tokens, places)
+        return Sampled(token_S, tokens, logprobs, grammar)
+
+    def _count_awaited(self, rows: list[Row], states: list[_RowSampling]) -> None:
+        """Count the tokens that a step was fed on the device, for rows that look at them: this waits for the device."""
+        awaiting = [(row, state) for row, state in zip(rows, states, strict=True) if state.awaits_token]
+        if not awaiting:
+            return
+        assert self._last_token is not None, "a plan feeds a token that nobody drew"
+        tokens = self._last_token.tolist()
+        for row, state in awaiting:
+            state.counts[tokens[row]] += 1
+            state.awaits_token = False
 
     def _draws_of(self, sampled: list[tuple[_RowSampling, int]], device: torch.device) -> Draws:
         """Parameters and keys of a step's draws. While the same rows go on, the keys alone are new."""
@@ -114,7 +142,7 @@ class Sampler:
             self._draws = _parameters([state.params for state in self._drawn], device)
         if not self._draws.all_greedy:
             keys = [as_int64(step_key(state.params.seed, step)) for state, step in sampled]
-            self._draws.key_R = torch.tensor(keys, dtype=torch.int64, device=device)
+            self._draws.key_R = sent(torch.tensor(keys, dtype=torch.int64), device)
         return self._draws
 
     def prompt_logprobs_of(self, row: Row) -> int | None:
@@ -125,7 +153,15 @@ class Sampler:
         """The row's prompt."""
         return self._rows[row].prompt_ids
 
-    def _touched(self, states: list[_RowSampling], device: torch.device) -> Touched | None:
+    def _touched(
+        self, states: list[_RowSampling], device: torch.device, drafts: Mapping[int, Sequence[int]]
+    ) -> Touched | None:
+        """Which logits change; behind a draft, the drafts up to it count as output."""
+        counted: dict[int, Counter[int]] = {}
+        for first, proposed in drafts.items():
+            if states[first].params.needs_history:
+                for count in range(1, len(proposed) + 1):
+                    counted[first + count] = states[first].counts + Counter(proposed[:count])
         rows: list[int] = []
         tokens: list[int] = []
         repetition: list[float] = []
@@ -134,9 +170,10 @@ class Sampler:
             params = state.params
             if not params.needs_history and not state.bias:
                 continue
-            ids = state.counts.keys() | state.penalised_prompt | state.bias.keys()
+            counts = counted.get(i, state.counts) if counted else state.counts
+            ids = counts.keys() | state.penalised_prompt | state.bias.keys()
             for token_id in ids:
-                count = state.counts[token_id]
+                count = counts[token_id]
                 seen = count > 0 or token_id in state.penalised_prompt
                 rows.append(i)
                 tokens.append(token_id)
@@ -145,12 +182,15 @@ class Sampler:
                 subtract.append(penalty - state.bias.get(token_id, 0.0))
         if not rows:
             return None
-        return Touched(
-            torch.tensor(rows, device=device),
-            torch.tensor(tokens, device=device),
-            torch.tensor(repetition, device=device),
-            torch.tensor(subtract, device=device),
-        )
+        return Touched(*(sent(torch.tensor(column), device) for column in (rows, tokens, repetition, subtract)))
+
+
+def _count_accepted(state: _RowSampling, start: int) -> None:
+    """Count the drafts before the position from which a row goes on: they were right."""
+    num_accepted = max(0, start - len(state.prompt_ids) - state.num_counted)
+    state.counts.update(state.drafts[:num_accepted])
+    state.num_counted += num_accepted
+    state.drafts = ()
 
 
 def token_logprobs(logprobs_V: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
@@ -183,15 +223,15 @@ def _parameters(params: list[SamplingParams], device: torch.device) -> Draws:
     """Draws without their keys."""
 
     def column(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
+        return sent(torch.tensor([getattr(p, name) for p in params], dtype=dtype), device)
 
     temperatures = [0.0 if p.is_greedy else p.temperature for p in params]
     # In float32 a smaller one would be 0, and keep no token at all.
     masses = [max(p.top_p, torch.finfo(torch.float32).tiny) for p in params]
     return Draws(
-        temperature_R=torch.tensor(temperatures, dtype=torch.float32, device=device),
+        temperature_R=sent(torch.tensor(temperatures, dtype=torch.float32), device),
         top_k_R=column("top_k", torch.int32),
-        top_p_R=torch.tensor(masses, dtype=torch.float32, device=device),
+        top_p_R=sent(torch.tensor(masses, dtype=torch.float32), device),
         min_p_R=column("min_p", torch.float32),
         xtc_probability_R=column("xtc_probability", torch.float32),
         xtc_threshold_R=column("xtc_threshold", torch.float32),

@@ -23,10 +23,17 @@ MAX_TOKENS: Final = 256
 
 
 class EventChannel:
-    """The queue between the engine and one consumer. The engine holds this end, never the consumer's handle."""
+    """The queue between the engine and one consumer. The engine holds this end, never the consumer's handle.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        clock: the engine's.
+        whole: whether the consumer reads the answer only when it has ended. It is not woken before, and there is
+            always room: the answer is as long as it is, and nobody waits for its parts.
+    """
+
+    def __init__(self, clock: Clock, *, whole: bool = False) -> None:
         self._clock = clock
+        self._whole = whole
         self._events: deque[tuple[Event, int]] = deque()
         """Events with the tokens each one adds."""
         self._num_tokens = 0
@@ -51,6 +58,8 @@ class EventChannel:
             self._events.append((event, added))
             self._num_tokens += added
             self.ended = isinstance(event, Completed | Failed)
+            if self._whole and not self.ended:
+                return True
             self._full = len(self._events) >= MAX_EVENTS or self._num_tokens >= MAX_TOKENS
             self._changed.notify_all()
             if self._waiter is not None:
@@ -62,7 +71,7 @@ class EventChannel:
     def take(self) -> tuple[Event, bool] | None:
         """The next event, waiting for it, and whether taking it made room again; None after the terminal event."""
         with self._changed:
-            while not self._events:
+            while not self._is_ready:
                 if self.ended:
                     return None
                 self._changed.wait()
@@ -72,7 +81,7 @@ class EventChannel:
         """As ``take``, without blocking the event loop."""
         while True:
             with self._changed:
-                if self._events:
+                if self._is_ready:
                     return self._pop()
                 if self.ended:
                     return None
@@ -81,6 +90,10 @@ class EventChannel:
                 future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._waiter = (future.get_loop(), future)
             await future
+
+    @property
+    def _is_ready(self) -> bool:
+        return bool(self._events) and (self.ended or not self._whole)
 
     def _pop(self) -> tuple[Event, bool]:
         event, added = self._events.popleft()
@@ -100,6 +113,7 @@ class RequestStream:
         request_id: whose events these are.
         channel: where they come from.
         on_cancel: called at most once, from any thread, with the reason.
+        on_end_reasoning: called from any thread, to close the answer's reasoning.
         on_room: called when the consumer made room after ``offer`` had said there was none.
     """
 
@@ -110,11 +124,13 @@ class RequestStream:
         *,
         on_cancel: Callable[[RequestId, str], None],
         on_room: Callable[[RequestId], None],
+        on_end_reasoning: Callable[[RequestId], None],
     ) -> None:
         self._request_id = request_id
         self._channel = channel
         self._on_cancel = on_cancel
         self._on_room = on_room
+        self._on_end_reasoning = on_end_reasoning
         self._cancelled = False
         self._process_id = os.getpid()
 
@@ -128,6 +144,11 @@ class RequestStream:
         if not self._cancelled and not self._channel.ended:
             self._cancelled = True
             self._on_cancel(self._request_id, reason)
+
+    def end_reasoning(self) -> None:
+        """As contracts.ports.EventStream."""
+        if not self._channel.ended:
+            self._on_end_reasoning(self._request_id)
 
     def __iter__(self) -> Iterator[Event]:
         return self

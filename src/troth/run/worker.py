@@ -67,13 +67,18 @@ class EngineThread:
         """As contracts.ports.EngineClient."""
         return self._info
 
-    def submit(self, request: Request) -> RequestStream:
-        """As contracts.ports.EngineClient; the stream can also be read by blocking."""
-        channel = EventChannel(self._clock)
+    def submit(self, request: Request, *, whole: bool = False) -> RequestStream:
+        """As contracts.ports.EngineClient; the stream can also be read by blocking.
+
+        Args:
+            request: from now on the engine's.
+            whole: whether its events are read only when it has ended.
+        """
+        channel = EventChannel(self._clock, whole=whole)
         try:
             _require_known_tokens(request, self._info.vocab_size)
             # Here, in the caller's thread: a step must not wait for the schemas of somebody's tools.
-            emitter = self._loop.emitter(request)
+            emitter = self._loop.emitter(request, whole=whole)
         except RequestError as refusal:
             channel.offer(failure_event(refusal))
         # The edge of a request, as in ``_add``.
@@ -83,7 +88,13 @@ class EngineThread:
         else:
             if not self._post(lambda: self._add(request, channel, emitter)):
                 channel.offer(failure_event(self._why_gone()))
-        return RequestStream(request.request_id, channel, on_cancel=self._cancel, on_room=self._has_room)
+        return RequestStream(
+            request.request_id,
+            channel,
+            on_cancel=self._cancel,
+            on_room=self._has_room,
+            on_end_reasoning=self._end_reasoning,
+        )
 
     def status_now(self, timeout_s: float = 5.0) -> EngineStatus:
         """A snapshot, waiting for the step under way.
@@ -150,6 +161,9 @@ class EngineThread:
 
     def _cancel(self, request_id: RequestId, reason: str) -> None:
         self._post(lambda: self._loop.cancel(request_id, reason))
+
+    def _end_reasoning(self, request_id: RequestId) -> None:
+        self._post(lambda: self._loop.end_reasoning(request_id))
 
     def _has_room(self, request_id: RequestId) -> None:
         self._post(lambda: self._loop.has_room(request_id))

@@ -41,6 +41,7 @@ from troth.runtime.wire import (
     Close,
     Closed,
     Credit,
+    EndReasoning,
     Events,
     Hello,
     Item,
@@ -127,6 +128,10 @@ class _Relay:
         self._discard = True
         self._changed.set()
         self._events.cancel(reason)
+
+    def end_reasoning(self) -> None:
+        """Close the answer's reasoning."""
+        self._events.end_reasoning()
 
     async def run(self) -> Completed | Failed:
         """Carry every event; the last one."""
@@ -239,6 +244,9 @@ class EngineProcess:
             case Cancel(stream, reason):
                 if relay := self._relays.get(stream):
                     relay.cancel(reason)
+            case EndReasoning(stream):
+                if relay := self._relays.get(stream):
+                    relay.end_reasoning()
             case AskStatus(ask):
                 self._start(self._answer(ask))
             case Close():

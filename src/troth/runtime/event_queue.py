@@ -35,13 +35,14 @@ class TokenCount:
 
 
 class EventQueue:
-    """The producer's end. Lives on the event loop it was created on; only ``QueuedEvents.cancel`` may leave its
-    thread.
+    """The producer's end. Lives on the event loop it was created on; only what ``QueuedEvents`` asks may come from
+    another thread.
 
     Args:
         request_id: the request the events belong to.
         on_taken: called with each event when the consumer takes it.
         on_cancel: called on the loop, at most once, with the reason, while the request has not ended.
+        on_end_reasoning: called on the loop while the request has not ended.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class EventQueue:
         *,
         on_taken: Callable[[Event], None] = lambda event: None,
         on_cancel: Callable[[str], None] = lambda reason: None,
+        on_end_reasoning: Callable[[], None] = lambda: None,
     ) -> None:
         self.request_id = request_id
         self.ended = False
@@ -57,6 +59,7 @@ class EventQueue:
         self._events: deque[Event] = deque()
         self._on_taken = on_taken
         self._on_cancel = on_cancel
+        self._on_end_reasoning = on_end_reasoning
         self._cancelled = False
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -97,10 +100,20 @@ class EventQueue:
         return event
 
     def _cancel(self, reason: str) -> None:
+        self._on_loop(self._cancel_here, reason)
+
+    def _end_reasoning(self) -> None:
+        self._on_loop(self._end_reasoning_here)
+
+    def _on_loop(self, work: Callable[..., None], *arguments: str) -> None:
         if threading.get_ident() == self._thread:
-            self._cancel_here(reason)
+            work(*arguments)
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._cancel_here, reason)
+            self._loop.call_soon_threadsafe(work, *arguments)
+
+    def _end_reasoning_here(self) -> None:
+        if not self.ended and not self._cancelled:
+            self._on_end_reasoning()
 
     def _cancel_here(self, reason: str) -> None:
         if not self.ended and not self._cancelled:
@@ -128,6 +141,10 @@ class QueuedEvents:
     def __anext__(self) -> Coroutine[None, None, Event]:
         """The next event; StopAsyncIteration after Completed or Failed."""
         return self._queue._take()
+
+    def end_reasoning(self) -> None:
+        """Ask the producer to close the answer's reasoning. Any thread."""
+        self._queue._end_reasoning()
 
     def cancel(self, reason: str = "requested") -> None:
         """Ask the producer to stop. Idempotent, any thread."""

@@ -43,6 +43,7 @@ from troth.runtime.wire import (
     Close,
     Closed,
     Credit,
+    EndReasoning,
     Events,
     Hello,
     LoadFailed,
@@ -82,8 +83,8 @@ NEVER_RESTART: Final = RestartPolicy(max_restarts=0)
 class ProcessEngineClient:
     """An EngineClient whose engine runs in a child process.
 
-    Lives on one event loop: ``start`` and everything after it are called there; ``QueuedEvents.cancel`` may come from
-    any thread.
+    Lives on one event loop: ``start`` and everything after it are called there; what ``QueuedEvents`` asks may come
+    from any thread.
 
     Args:
         factory: ``package.module:function``, an ``engine_process.EngineFactory``.
@@ -180,7 +181,13 @@ class ProcessEngineClient:
             if number in self._queues:
                 self._send(Cancel(number, reason))
 
-        queue = EventQueue(request.request_id, on_taken=on_taken, on_cancel=on_cancel)
+        def on_end_reasoning() -> None:
+            if number in self._queues:
+                self._send(EndReasoning(number))
+
+        queue = EventQueue(
+            request.request_id, on_taken=on_taken, on_cancel=on_cancel, on_end_reasoning=on_end_reasoning
+        )
         if self.state == "ready":
             self._queues[number] = queue
             self._send(Submit(number, request))

@@ -18,7 +18,7 @@ from troth.contracts.request import Request
 from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 from troth.errors import StreamProtocol
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 """Raised by one with every change of a message or of a contract dataclass inside one."""
 
 BEAT_S: Final = 1.0
@@ -47,6 +47,12 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
     stream: int
     reason: str
+
+
+class EndReasoning(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Close the reasoning of a request's answer now, or as it begins."""
+
+    stream: int
 
 
 class AskStatus(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -182,7 +188,7 @@ class Closed(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """The last message of an engine process that was asked to close."""
 
 
-ToEngine = Submit | Credit | Cancel | AskStatus | Close
+ToEngine = Submit | Credit | Cancel | EndReasoning | AskStatus | Close
 ToServer = Hello | Loading | Ready | LoadFailed | Events | Status | Alive | Closed
 
 _encoder = msgspec.msgpack.Encoder()

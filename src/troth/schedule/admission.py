@@ -32,6 +32,8 @@ class SchedulerLimits:
     checkpoint_bytes: int = 0
     checkpoint_interval_tokens: int = 1024
     """Distance of the checkpoints that no conversation boundary asks for; a multiple of a block."""
+    max_samples: int = 64
+    """Most positions of one step at which tokens are drawn when drafts are among them; drafts are cut to that."""
 
     def __post_init__(self) -> None:
         if len(self.groups) != len(self.num_blocks):
@@ -72,7 +74,8 @@ def admit(request: Request, limits: SchedulerLimits) -> int:
     if num_prompt + wanted > limit:
         field = "max_tokens" if num_prompt < limit else "prompt"
         raise ContextExceeded(num_prompt_tokens=num_prompt, max_tokens=wanted, limit=limit, param=field)
-    return request.max_tokens or limit - num_prompt - request.num_forced_tokens
+    num_closing = 0 if request.reading is None else len(request.reading.close_ids)
+    return request.max_tokens or max(1, limit - num_prompt - num_closing)
 
 
 def blocks_at_admission(groups: Sequence[AttentionSpec], num_tokens: int, step_tokens: int) -> tuple[int, ...]:

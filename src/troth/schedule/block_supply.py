@@ -14,7 +14,8 @@ from troth.schedule.admission import SchedulerLimits, blocks_at_admission
 from troth.schedule.block_pool import BlockPool
 from troth.schedule.block_table import BlockTable
 from troth.schedule.checkpoint_pool import CheckpointPool
-from troth.schedule.prefix_index import PrefixIndex, PrefixMatch
+from troth.schedule.prefix_index import PrefixIndex
+from troth.schedule.prefix_match import PrefixMatch
 from troth.schedule.request_state import RequestState
 from troth.schedule.row_prefix import RowPrefix
 
@@ -47,7 +48,7 @@ class BlockSupply:
         for count, pool in zip(wanted, self.pools, strict=True):
             if count - num_known > pool.num_free + pool.num_cached:
                 return None
-        state.tables = [BlockTable(spec, pool) for spec, pool in zip(groups, self.pools, strict=True)]
+        state.tables = self.tables()
         place = None
         if index is not None and state.request.prompt_cache:
             # Taken before room is made, so that making room cannot take it away.
@@ -97,6 +98,19 @@ class BlockSupply:
             if new_ids:
                 updates.append(BlockUpdate(state.row, group, first, new_ids))
         return updates
+
+    def tables(self) -> list[BlockTable]:
+        """Empty block tables, one of each group."""
+        return [BlockTable(spec, pool) for spec, pool in zip(self._limits.groups, self.pools, strict=True)]
+
+    def has_spare(self, num_blocks: Sequence[int], running: Sequence[RequestState]) -> bool:
+        """Whether so many blocks of each group are free, now or after the prompt cache forgot some, that no running
+        row will miss.
+        """
+        wanted = [count + len(running) + self._promised(group, running) for group, count in enumerate(num_blocks)]
+        if any(count > pool.num_free + pool.num_cached for count, pool in zip(wanted, self.pools, strict=True)):
+            return False
+        return all(self._has_free(group, count) for group, count in enumerate(wanted))
 
     def _match(self, state: RequestState) -> PrefixMatch:
         """What the prompt cache has for a waiting request."""

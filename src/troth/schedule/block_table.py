@@ -36,6 +36,14 @@ class BlockTable:
         self._pool.share(block_ids[self._num_dropped :])
         self.block_ids = block_ids
 
+    def start_at(self, position: int) -> None:
+        """As if the row came to ``position`` without ever holding the blocks that no query from there on reads."""
+        self.drop_before(position)
+        missing = self._spec.first_needed(position) - len(self.block_ids)
+        if missing > 0:
+            self.block_ids += [NO_BLOCK] * missing
+            self._num_dropped = len(self.block_ids)
+
     def swap(self, index: int, block_id: BlockId) -> None:
         """Use another block with the same content instead; the one before is given back."""
         self._pool.share((block_id,))

@@ -32,7 +32,8 @@ def check(scheduler: Scheduler, *, pinned: Sequence[BlockTable] = ()) -> None:
         for state in states:
             if state.tables:
                 held.update(b for b in state.tables[group].block_ids if b != NO_BLOCK)
-        for table in pinned[group :: len(scheduler.pools)]:
+        reserved = [one.tables[group] for one in scheduler.reservations()]
+        for table in (*pinned[group :: len(scheduler.pools)], *reserved):
             held.update(b for b in table.block_ids if b != NO_BLOCK)
         for block_id in range(pool.num_blocks):
             references = pool.references(block_id)  # type: ignore[arg-type]
@@ -67,6 +68,7 @@ def _check_index(scheduler: Scheduler, index: PrefixIndex) -> None:
     saved = [node.checkpoint_id for node in nodes if node.checkpoint_id is not None]
     assert len(saved) == len(set(saved)), "a checkpoint hangs on two nodes"
     places = Counter(id(state.prefix.node) for state in scheduler.states() if state.prefix is not None)
+    places.update(id(one.place.node) for one in scheduler.reservations())
     for node in nodes:
         where = f"node of {node.depth} blocks"
         assert node.alive, f"{where}: dead, but still listed"
@@ -75,5 +77,6 @@ def _check_index(scheduler: Scheduler, index: PrefixIndex) -> None:
             assert node in evictable, f"{where}: nobody needs it, and it will never be evicted"
     if index.checkpoints is not None:
         pending = sum(state.prefix.num_pending for state in scheduler.states() if state.prefix is not None)
+        pending += sum(one.checkpoint_id is not None for one in scheduler.reservations())
         taken = index.checkpoints.num_checkpoints - index.checkpoints.num_free
         assert taken == len(saved) + pending, f"{taken} checkpoints taken, {len(saved)} listed, {pending} on their way"

@@ -18,9 +18,8 @@ free memory that still remembers: nothing is evicted before somebody needs the r
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from troth.contracts.cache_spec import AttentionSpec
 from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, BlockId, CheckpointId
@@ -28,33 +27,10 @@ from troth.contracts.prefix_cache import PrefixCacheStatus, PrefixOutcome
 from troth.schedule.block_pool import BlockPool
 from troth.schedule.block_table import BlockTable
 from troth.schedule.checkpoint_pool import CheckpointPool
-from troth.schedule.prefix_node import EvictionOrder, LeafOrder, PrefixNode, TokenBlock
+from troth.schedule.prefix_checkpoints import PrefixCheckpoints
+from troth.schedule.prefix_match import Departure, PrefixCounts, PrefixMatch, PrefixPlace
+from troth.schedule.prefix_node import LeafOrder, PrefixNode, TokenBlock
 from troth.schedule.prefix_windows import PrefixWindows
-
-
-@dataclass(slots=True)
-class PrefixMatch:
-    """What the index knows of some tokens."""
-
-    usable: PrefixNode | None
-    """Where the longest usable prefix ends; None or a root: nothing is usable."""
-    deepest: PrefixNode | None
-    """Up to where the tokens agree; looking again may start here."""
-    outcome: PrefixOutcome
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that need not be computed."""
-        return 0 if self.usable is None else self.usable.depth * BLOCK_TOKENS
-
-
-@dataclass(slots=True)
-class PrefixPlace:
-    """How far one row has come in the tree; holds one lease on ``node``."""
-
-    node: PrefixNode
-    first_written: PrefixNode | None = None
-    """The first node that holds anything this row computed."""
 
 
 class PrefixIndex:
@@ -75,20 +51,17 @@ class PrefixIndex:
         checkpoint_bytes: int = 0,
     ) -> None:
         self.checkpoints = checkpoints
+        self.departures: deque[Departure] | None = None
+        """Filled when somebody puts a deque here, and takes out of it what rows leave behind."""
         self._groups = groups
         self._pools = pools
-        self._checkpoint_bytes = checkpoint_bytes
+        self._saved = None if checkpoints is None else PrefixCheckpoints(checkpoints, checkpoint_bytes)
         self._windows = PrefixWindows(groups, pools)
         self._has_windows = bool(self._windows)
-        self._checkpoint_order = EvictionOrder()
         self._roots: dict[str, PrefixNode] = {}
         self._leaves = LeafOrder()
         self._clock = 0
-        self._num_hit_tokens = 0
-        self._outcomes: Counter[PrefixOutcome] = Counter()
-        self._refused_tokens: Counter[PrefixOutcome] = Counter()
-        self._num_evicted_blocks = 0
-        self._num_evicted_checkpoints = 0
+        self._counts = PrefixCounts()
 
     @property
     def keeps_ends(self) -> bool:
@@ -108,17 +81,21 @@ class PrefixIndex:
         node = start if start is not None and start.alive else self._roots.get(namespace)
         if node is None:
             return PrefixMatch(None, None, "miss")
-        last = (len(token_ids) - 1) // BLOCK_TOKENS
-        while (depth := node.depth) < last:
-            at = depth * BLOCK_TOKENS
-            child = node.children.get(tuple(token_ids[at : at + BLOCK_TOKENS]))
-            if child is None:
-                break
-            node = child
+        node = _descend(node, token_ids, (len(token_ids) - 1) // BLOCK_TOKENS)
         usable, reason = self._deepest_usable(node)
         if node.parent is None:
             reason = "miss"
         return PrefixMatch(usable, node, reason)
+
+    def chain(self, namespace: str, token_ids: Sequence[int]) -> list[PrefixNode]:
+        """The nodes of the whole blocks of ``token_ids`` that are remembered, from the first. Changes nothing."""
+        root = self._roots.get(namespace)
+        node = None if root is None else _descend(root, token_ids, len(token_ids) // BLOCK_TOKENS)
+        found: list[PrefixNode] = []
+        while node is not None and node.parent is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
 
     def take(self, match: PrefixMatch, namespace: str, tables: Sequence[BlockTable]) -> PrefixPlace:
         """Give a row the prefix: its tables, empty so far, take references to the blocks, the place takes a lease."""
@@ -137,18 +114,9 @@ class PrefixIndex:
 
     def accept(self, match: PrefixMatch) -> None:
         """The row starts from what it took: recency and counters move."""
-        self.count(match.outcome)
-        node, deepest = match.usable, match.deepest
-        if deepest is not None and deepest.depth * BLOCK_TOKENS > match.num_tokens:
-            self._refused_tokens[match.outcome] += deepest.depth * BLOCK_TOKENS - match.num_tokens
-        if node is None or node.parent is None:
-            return
-        self._num_hit_tokens += match.num_tokens
-        self._touch(node)
-
-    def count(self, outcome: PrefixOutcome) -> None:
-        """Note what an admission got."""
-        self._outcomes[outcome] += 1
+        self._counts.note(match)
+        if match.usable is not None and match.usable.parent is not None:
+            self._touch(match.usable)
 
     # Publishing
 
@@ -194,18 +162,14 @@ class PrefixIndex:
         Returns:
             The node that took it, or None when it was not wanted (known already, or the row's chain was discarded).
         """
-        assert self.checkpoints is not None
+        assert self._saved is not None
         node = place.node
         while node.depth * BLOCK_TOKENS > num_tokens and node.parent is not None:
             node = node.parent
         if not node.alive or node.depth * BLOCK_TOKENS != num_tokens or node.checkpoint_id is not None:
-            self.checkpoints.release(checkpoint_id)
+            self.release_checkpoint(checkpoint_id)
             return None
-        node.checkpoint_id = checkpoint_id
-        if keep:
-            self._checkpoint_order.keep(node)
-        else:
-            self._checkpoint_order.add(node)
+        self._saved.attach(node, checkpoint_id, keep=keep)
         place.first_written = place.first_written or node
         return node
 
@@ -223,8 +187,8 @@ class PrefixIndex:
 
     def supersede(self, node: PrefixNode) -> None:
         """A later checkpoint of the same row stands in for the one at ``node``, unless somebody came back to that."""
-        if node.alive and node.checkpoint_id is not None and not self._checkpoint_order.is_kept(node):
-            self._drop_checkpoint(node)
+        if self._saved is not None and node.alive and self._saved.is_passing(node):
+            self._saved.drop(node)
             self._settle(node)
 
     def leave(self, place: PrefixPlace) -> None:
@@ -237,6 +201,19 @@ class PrefixIndex:
         node.last_used = self._clock
         self._touch(node)
         self._settle(node)
+
+    def note_departure(self, place: PrefixPlace, ends: Sequence[int]) -> None:
+        """The row will leave its place; ``ends``: blocks after which others may begin, ascending."""
+        if self.departures is None or not place.node.alive:
+            return
+        keys, node = [], place.node
+        while node.parent is not None:
+            keys.append(node.key)
+            node = node.parent
+        if keys:
+            kept = (*(end for end in ends if end < len(keys)), len(keys))
+            token_ids = tuple(token_id for key in reversed(keys) for token_id in key)
+            self.departures.append(Departure(node.namespace, token_ids, kept))
 
     def discard(self, place: PrefixPlace) -> None:
         """The row failed: forget whatever it computed, and all that was built on it."""
@@ -279,21 +256,21 @@ class PrefixIndex:
                 if leaf is None:
                     break
                 self._evict(leaf)
-        self._num_evicted_blocks += pool.num_free - before
+        self._counts.num_evicted_blocks += pool.num_free - before
         return pool.num_free - before
 
     def take_checkpoint(self) -> CheckpointId | None:
         """A place for a state, now the caller's; the least wanted checkpoint makes room. None when there is none."""
-        assert self.checkpoints is not None
-        taken = self.checkpoints.take()
+        assert self._saved is not None
+        taken = self._saved.pool.take()
         if taken is None:
-            node = next((node for node in self._checkpoint_order if not node.pins), None)
+            node = self._saved.least_wanted()
             if node is None:
                 return None
-            self._num_evicted_checkpoints += 1
-            self._drop_checkpoint(node)
+            self._counts.num_evicted_checkpoints += 1
+            self._saved.drop(node)
             self._settle(node)
-            taken = self.checkpoints.take()
+            taken = self._saved.pool.take()
         return taken
 
     def release_checkpoint(self, checkpoint_id: CheckpointId) -> None:
@@ -304,18 +281,17 @@ class PrefixIndex:
     def status(self) -> PrefixCacheStatus:
         """A snapshot."""
         blocks = tuple(pool.num_cached for pool in self._pools)
-        saved = len(self._checkpoint_order)
         of_blocks = sum(count * spec.bytes_per_block for count, spec in zip(blocks, self._groups, strict=True))
         return PrefixCacheStatus(
             num_blocks=blocks,
-            num_checkpoints=saved,
+            num_checkpoints=0 if self._saved is None else len(self._saved),
             num_checkpoints_free=0 if self.checkpoints is None else self.checkpoints.num_free,
-            cached_bytes=of_blocks + saved * self._checkpoint_bytes,
-            num_hit_tokens=self._num_hit_tokens,
-            num_admissions=dict(self._outcomes),
-            num_refused_tokens=dict(self._refused_tokens),
-            num_evicted_blocks=self._num_evicted_blocks,
-            num_evicted_checkpoints=self._num_evicted_checkpoints,
+            cached_bytes=of_blocks + (0 if self._saved is None else self._saved.total_bytes),
+            num_hit_tokens=self._counts.num_hit_tokens,
+            num_admissions=dict(self._counts.outcomes),
+            num_refused_tokens=dict(self._counts.refused_tokens),
+            num_evicted_blocks=self._counts.num_evicted_blocks,
+            num_evicted_checkpoints=self._counts.num_evicted_checkpoints,
         )
 
     def evictable(self) -> set[PrefixNode]:
@@ -390,8 +366,8 @@ class PrefixIndex:
 
     def _touch(self, node: PrefixNode) -> None:
         """What a hit at the end of ``node`` needs is worth keeping, and was used just now."""
-        if node.checkpoint_id is not None:
-            self._checkpoint_order.keep(node)
+        if self._saved is not None:
+            self._saved.touch(node)
         self._windows.touch(node)
 
     def _settle(self, node: PrefixNode) -> None:
@@ -417,7 +393,7 @@ class PrefixIndex:
     def _evict(self, leaf: PrefixNode) -> None:
         parent = leaf.parent
         assert parent is not None
-        self._num_evicted_checkpoints += leaf.checkpoint_id is not None
+        self._counts.num_evicted_checkpoints += leaf.checkpoint_id is not None
         self._remove(leaf)
         self._settle(parent)
 
@@ -433,8 +409,8 @@ class PrefixIndex:
             if block_id != NO_BLOCK:
                 self._pools[group].forget(block_id)
                 self._windows.remove(node, group)
-        if node.checkpoint_id is not None:
-            self._drop_checkpoint(node)
+        if self._saved is not None:
+            self._saved.drop(node)
 
     def _remove_below(self, node: PrefixNode) -> None:
         """Take a node and all that follows it out of the index, whoever has its place there."""
@@ -447,9 +423,12 @@ class PrefixIndex:
             self._remove(one)
         self._settle(parent)
 
-    def _drop_checkpoint(self, node: PrefixNode) -> None:
-        assert self.checkpoints is not None
-        assert node.checkpoint_id is not None
-        self.checkpoints.release(node.checkpoint_id)
-        node.checkpoint_id = None
-        self._checkpoint_order.remove(node)
+
+def _descend(node: PrefixNode, token_ids: Sequence[int], depth: int) -> PrefixNode:
+    """The last node below ``node``, at most ``depth`` blocks from the root, whose path agrees with the tokens."""
+    while (at := node.depth) < depth:
+        child = node.children.get(tuple(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]))
+        if child is None:
+            break
+        node = child
+    return node

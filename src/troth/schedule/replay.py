@@ -20,6 +20,7 @@ from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
 from troth.errors import Busy, RequestError
 from troth.schedule.admission import SchedulerLimits
+from troth.schedule.reservations import Reservation
 from troth.schedule.scheduler import RowOutcome, Scheduler
 
 
@@ -50,15 +51,36 @@ class RecordingScheduler(Scheduler):
         self._log("finish", [request_id, num_emitted], known)
         return known
 
-    def force(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
+    def force(self, request_id: RequestId, token_ids: Sequence[int], *, num_emitted: int | None = None) -> None:
         """As Scheduler.force."""
-        super().force(request_id, token_ids)
-        self._log("force", [request_id, list(token_ids)])
+        super().force(request_id, token_ids, num_emitted=num_emitted)
+        self._log("force", [request_id, list(token_ids), num_emitted])
+
+    def draft(self, request_id: RequestId, token_ids: Sequence[int] | None) -> None:
+        """As Scheduler.draft."""
+        super().draft(request_id, token_ids)
+        self._log("draft", [request_id, None if token_ids is None else list(token_ids)])
 
     def hold(self, request_id: RequestId, held: bool) -> None:
         """As Scheduler.hold."""
         super().hold(request_id, held)
         self._log("hold", [request_id, held])
+
+    def reserve(self, namespace: str, token_ids: Sequence[int]) -> Reservation | None:
+        """As Scheduler.reserve."""
+        made = super().reserve(namespace, token_ids)
+        self._log("reserve", [namespace, list(token_ids)], reservation_to_json(made))
+        return made
+
+    def adopt(self, reservation_id: int) -> None:
+        """As Scheduler.adopt."""
+        super().adopt(reservation_id)
+        self._log("adopt", reservation_id)
+
+    def abandon(self, reservation_id: int) -> None:
+        """As Scheduler.abandon."""
+        super().abandon(reservation_id)
+        self._log("abandon", reservation_id)
 
     def plan(self, now: float) -> StepPlan | None:
         """As Scheduler.plan."""
@@ -112,6 +134,14 @@ def plan_to_json(plan: StepPlan | None) -> dict[str, Any] | None:
     return values
 
 
+def reservation_to_json(made: Reservation | None) -> list[Any] | None:
+    """A reservation as plain JSON values, without the tokens."""
+    if made is None:
+        return None
+    fills = [[fill.group, fill.first_index, fill.block_ids] for fill in made.fills]
+    return [made.reservation_id, fills, made.checkpoint_id]
+
+
 def _answer_add(scheduler: Scheduler, argument: dict[str, Any]) -> object:
     try:
         return scheduler.add(_request_from_json(argument))
@@ -125,14 +155,18 @@ def _answer_commit(scheduler: Scheduler, argument: dict[str, Any]) -> object:
 
 _PLAIN_FIELDS = (
     *("step_id", "rows", "request_ids", "starts", "num_new", "num_draft", "sample_steps", "token_ids"),
-    *("num_decodes", "releases"),
+    *("num_decodes", "num_verifies", "releases"),
 )
 
 _ANSWERS: dict[str, Callable[[Scheduler, Any], object]] = {
     "add": _answer_add,
     "finish": lambda s, a: s.finish(a[0], num_emitted=a[1]),
-    "force": lambda s, a: s.force(a[0], a[1]),
+    "force": lambda s, a: s.force(a[0], a[1], num_emitted=a[2]),
+    "draft": lambda s, a: s.draft(a[0], a[1]),
     "hold": lambda s, a: s.hold(a[0], a[1]),
+    "reserve": lambda s, a: reservation_to_json(s.reserve(a[0], a[1])),
+    "adopt": lambda s, a: s.adopt(a),
+    "abandon": lambda s, a: s.abandon(a),
     "plan": lambda s, a: plan_to_json(s.plan(a)),
     "commit": _answer_commit,
     "fail_step": lambda s, a: [asdict(outcome) for outcome in s.fail_step(a)],

@@ -18,7 +18,8 @@ from typing import Final
 from troth.contracts.names import BLOCK_TOKENS, BlockId, CheckpointId
 from troth.contracts.request import Request
 from troth.schedule.block_table import BlockTable
-from troth.schedule.prefix_index import PrefixIndex, PrefixPlace
+from troth.schedule.prefix_index import PrefixIndex
+from troth.schedule.prefix_match import PrefixPlace
 from troth.schedule.prefix_node import PrefixNode
 
 ANSWER_BLOCKS: Final = 8
@@ -117,6 +118,9 @@ class RowPrefix:
         self._drop_pending()
         if self._tail is not None:
             self._index.keep(self._tail)
+        if self._index.departures is not None:
+            ends = {at // BLOCK_TOKENS for at in self._ends} | ({self._tail.depth} if self._tail is not None else set())
+            self._index.note_departure(self._place, sorted(ends))
         self._index.leave(self._place)
 
     def discard(self) -> None:

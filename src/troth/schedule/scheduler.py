@@ -8,6 +8,8 @@ Fairness in one step: every running decode first, then prompt chunks. Beside dec
 request, whose consumer does not read, keeps its row and blocks only as long as nobody waits for them.
 
 A second step may be planned before the first is committed (``plan.ON_DEVICE`` stands for the token still in flight).
+A row that is given drafts waits for its own commits instead: drafts follow a token that is known. They count as
+computed once the commit says that they were right; the slots of the others are written again.
 What a commit confirms is offered to the prompt cache at once, so that requests still running share it too.
 Next: ``request_state.py`` for one request's numbers, ``prefix_index.py`` for what stays when they end,
 ``run/engine.py`` for the loop that drives this.
@@ -41,6 +43,7 @@ from troth.schedule.block_pool import BlockPool
 from troth.schedule.block_supply import BlockSupply
 from troth.schedule.prefix_index import PrefixIndex
 from troth.schedule.request_state import NEVER, RequestState, Status, by_priority_then_arrival
+from troth.schedule.reservations import Reservation, Reservations
 
 # Compared thousands of times per step, where a member lookup on the enum class is several times a global.
 WAITING: Final = Status.WAITING
@@ -71,6 +74,10 @@ class RowOutcome:
     failure: str | None = None
     dead_end: str | None = None
     """Why the request's grammar lets no token follow."""
+    num_drafted: int = 0
+    """Drafts that the step verified."""
+    num_accepted: int = 0
+    """How many of ``token_ids`` were drafts."""
 
 
 @dataclass(slots=True)
@@ -91,6 +98,7 @@ class Scheduler:
     ) -> None:
         self.limits = limits
         self._supply = BlockSupply(limits)
+        self._reservations = Reservations(self._supply)
         self._saves_states = limits.num_checkpoints is not None
         self.num_preemptions = 0
         self._order = order
@@ -103,6 +111,10 @@ class Scheduler:
         """Table entries that changed since the last plan, because a row's block turned out to be known already."""
         self._in_flight: deque[_InFlight] = deque()
         self._planned: list[RequestState] = []
+        self._drafting: dict[RequestState, Sequence[int]] = {}
+        """Rows that wait for their commits, because somebody drafts for them -> the drafts for the next step."""
+        self._ending: list[tuple[RequestState, FinishReason]] = []
+        """Rows whose last commit ended them with several tokens, until the next plan: their consumer may cut those."""
         self._num_arrivals = 0
         self._num_steps = 0
 
@@ -139,7 +151,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether no request is left and no step is under way."""
-        return not self._states and not self._running and not self._in_flight
+        return not (self._states or self._running or self._in_flight or self._reservations)
 
     def state_of(self, request_id: RequestId) -> RequestState | None:
         """The bookkeeping of a request that has not ended; read only."""
@@ -148,6 +160,10 @@ class Scheduler:
     def states(self) -> list[RequestState]:
         """Every request with bookkeeping, settling ones included; read only."""
         return [*self._running, *self._waiting]
+
+    def reservations(self) -> list[Reservation]:
+        """Blocks on their way into the prompt cache from elsewhere; read only."""
+        return self._reservations.all()
 
     def add(self, request: Request) -> int:
         """Queue a request; return the most tokens it may emit.
@@ -181,12 +197,18 @@ class Scheduler:
         self._end(state, failed=False)
         return True
 
-    def force(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
+    def force(self, request_id: RequestId, token_ids: Sequence[int], *, num_emitted: int | None = None) -> None:
         """Append tokens that nobody sampled, on top of the request's limit: the next steps feed them, then go on.
 
-        Samples still under way were drawn without them and are dropped. Admission kept room for them.
+        Samples still under way were drawn without them and are dropped. Admission kept room for them. ``num_emitted``
+        cuts the output before them: what a commit brought behind it was drawn without them, too.
         """
         state = self._states[request_id]
+        if num_emitted is not None:
+            del state.token_ids[state.num_prompt + num_emitted :]
+            state.num_computed = min(state.num_computed, len(state.token_ids))
+            state.num_done = min(state.num_done, state.num_computed)
+        self._ending = [(one, reason) for one, reason in self._ending if one is not state]
         if state.num_pending > 1:
             self._preempt(state)  # the second sample's step was fed the first one, which never was
         state.num_dropped += state.num_pending
@@ -203,6 +225,33 @@ class Scheduler:
         if state is not None:
             state.held = held
 
+    def draft(self, request_id: RequestId, token_ids: Sequence[int] | None) -> None:
+        """Propose what follows a request's last token; the next plan verifies as much of it as has room.
+
+        From now on the row waits for its own commits, so that all its tokens are known when drafts are made; None ends
+        that. Drafts come without claims: too many, or for a row that cannot take any now, they are left out.
+        """
+        state = self._states.get(request_id)
+        if state is None:
+            return
+        assert not self._saves_states, "recurrent state cannot go back over rejected drafts"
+        if token_ids is None:
+            self._drafting.pop(state, None)
+        else:
+            self._drafting[state] = token_ids
+
+    def reserve(self, namespace: str, token_ids: Sequence[int]) -> Reservation | None:
+        """As Reservations.reserve, leaving running rows what they count on. Filling it takes no step."""
+        return self._reservations.reserve(namespace, token_ids, self._running)
+
+    def adopt(self, reservation_id: int) -> None:
+        """As Reservations.adopt: the next plans may serve its blocks."""
+        self._reservations.adopt(reservation_id)
+
+    def abandon(self, reservation_id: int) -> None:
+        """As Reservations.abandon."""
+        self._reservations.abandon(reservation_id)
+
     def plan(self, now: float) -> StepPlan | None:
         """Plan the next step, or None when no request can advance before a commit, an arrival or a release.
 
@@ -211,6 +260,8 @@ class Scheduler:
         del now
         plan = StepPlan(step_id=self._num_steps)
         self._planned = []
+        if self._ending:
+            self._end_all()
         preempted = self._plan_decodes(plan)
         self._plan_prefills(plan, admit_waiting=not preempted)
         if not plan.rows:
@@ -229,7 +280,7 @@ class Scheduler:
         plan = flight.plan
         assert result.step_id == plan.step_id, f"step {result.step_id} committed, step {plan.step_id} is oldest"
         outcomes: list[RowOutcome] = []
-        sample_steps = plan.sample_steps
+        sample_steps, num_verifies = plan.sample_steps, plan.num_verifies
         for i, state in enumerate(flight.states):
             if state.status is ENDED:
                 continue
@@ -242,8 +293,9 @@ class Scheduler:
                 outcomes.append(RowOutcome(state.request_id, dead_end=result.dead_ends[i]))
                 continue
             samples = sample_steps[i] != NO_SAMPLE
+            num_drafts = plan.num_draft[i] if num_verifies else 0
             if state.epoch == flight.epochs[i]:
-                num_done = state.num_done = plan.starts[i] + plan.num_new[i]
+                num_done = state.num_done = plan.starts[i] + plan.num_new[i] - num_drafts
                 if num_done >= state.publish_at:
                     self._publish(state)
             elif not samples:
@@ -257,6 +309,14 @@ class Scheduler:
                 continue
             if samples:
                 self._take_tokens(state, result.token_ids[i], outcome, completes=i in result.ends)
+            if num_drafts:
+                outcome.num_drafted = num_drafts
+                outcome.num_accepted = max(0, min(len(result.token_ids[i]) - 1, len(outcome.token_ids)))
+                if state.epoch == flight.epochs[i]:
+                    # The last token is counted as not fed even where it was a draft: an end is never committed.
+                    num_fed = max(0, len(outcome.token_ids) - 1)
+                    state.num_computed += num_fed
+                    state.num_done += num_fed
             if i in result.logprobs:
                 outcome.logprobs = result.logprobs[i][: len(outcome.token_ids)]
             if i in result.prompt_logprobs:
@@ -278,10 +338,14 @@ class Scheduler:
         return outcomes
 
     def _plan_decodes(self, plan: StepPlan) -> bool:
-        """Feed one output token of every row whose gap is one; whether a row was preempted to make room."""
+        """Feed one output token of every row whose gap is one, and the drafts behind it; whether a row was preempted
+        to make room.
+        """
         before = self.num_preemptions
         running = self._running
         saves = self._saves_states
+        drafting = self._drafting
+        verifying: list[tuple[RequestState, Sequence[int]]] = []
         i = 0
         while i < len(running):
             state = running[i]
@@ -292,6 +356,12 @@ class Scheduler:
                 continue
             if not self._wants_decode(state):
                 continue
+            if drafting and state in drafting:
+                if state.num_pending:
+                    continue  # drafts follow a token that is known
+                if drafts := self._usable_drafts(state, plan):
+                    verifying.append((state, drafts))
+                    continue
             if position % BLOCK_TOKENS == 0 and not self._make_room(state, position + 1, plan):
                 continue
             self._append(plan, state, 1)
@@ -299,7 +369,41 @@ class Scheduler:
             if saves and (position + 1) % BLOCK_TOKENS == 0:
                 self._plan_save(plan, state)
         plan.num_decodes = len(plan.rows)
+        if drafting:
+            self._plan_verifies(plan, verifying)
         return self.num_preemptions != before
+
+    def _usable_drafts(self, state: RequestState, plan: StepPlan) -> Sequence[int]:
+        """The row's drafts, as far as answer and blocks have room for them: nobody loses blocks to a guess."""
+        drafts, position = self._drafting[state], state.num_computed
+        drafts = drafts[: state.max_tokens - state.num_output - 1] if state.status is RUNNING else ()
+        if not drafts:
+            return ()
+        updates = self._supply.grow(state, position + 1 + len(drafts))
+        if updates is None:
+            return ()
+        plan.block_updates += updates
+        state.last_step = plan.step_id  # its turn is promised: the rows to come must not preempt it
+        return drafts
+
+    def _plan_verifies(self, plan: StepPlan, verifying: Sequence[tuple[RequestState, Sequence[int]]]) -> None:
+        """Feed the last token of these rows and their drafts; those that get none for want of room come first."""
+        room = self.limits.max_samples - len(plan.rows) - len(verifying)
+        shares: list[tuple[RequestState, Sequence[int]]] = []
+        for state, drafts in verifying:
+            shares.append((state, drafts[: max(0, room)]))
+            room -= len(drafts)
+        for state, drafts in sorted(shares, key=lambda share: bool(share[1])):
+            position = state.num_computed
+            self._append(plan, state, 1)
+            plan.token_ids.append(state.token_ids[position])
+            plan.token_ids.extend(drafts)
+            plan.num_new[-1] += len(drafts)
+            plan.num_draft[-1] = len(drafts)
+            plan.num_verifies += bool(drafts)
+        plan.num_decodes = len(plan.rows) - plan.num_verifies
+        for state in self._drafting:
+            self._drafting[state] = ()
 
     def _wants_decode(self, state: RequestState) -> bool:
         if state.status is RUNNING:
@@ -311,8 +415,8 @@ class Scheduler:
         """Feed prompt chunks of running rows, then of waiting requests, within this step's budget."""
         limits = self.limits
         prefilling = [s for s in self._running if (s.gap > 1 or s.num_computed < s.num_prompt) and not s.held]
-        budget = limits.chunk_tokens if plan.num_decodes else limits.step_tokens
-        alone = not plan.num_decodes and len(prefilling) + (len(self._waiting) if admit_waiting else 0) == 1
+        budget = limits.chunk_tokens if plan.rows else limits.step_tokens
+        alone = not plan.rows and len(prefilling) + (len(self._waiting) if admit_waiting else 0) == 1
         widest = limits.step_tokens if alone else limits.chunk_tokens
         for state in prefilling:
             if budget <= 0:
@@ -448,8 +552,22 @@ class Scheduler:
         outcome.token_ids = emitted
         if outcome.finish is None:
             return
-        if outcome.finish == "length" and self._worth_settling(state):
+        if len(emitted) > 1:
+            self._ending.append((state, outcome.finish))
+        else:
+            self._finish(state, outcome.finish)
+
+    def _end_all(self) -> None:
+        """End the rows whose consumers had the chance to cut what the last commits brought."""
+        ending, self._ending = self._ending, []
+        for state, finish in ending:
+            if state.status is not ENDED:
+                self._finish(state, finish)
+
+    def _finish(self, state: RequestState, finish: FinishReason) -> None:
+        if finish == "length" and self._worth_settling(state):
             del self._states[state.request_id]
+            self._drafting.pop(state, None)
             state.status = SETTLING
         else:
             self._end(state, failed=False)
@@ -465,6 +583,7 @@ class Scheduler:
 
     def _end(self, state: RequestState, *, failed: bool) -> None:
         self._states.pop(state.request_id, None)
+        self._drafting.pop(state, None)
         if state.status is WAITING:
             self._waiting.remove(state)
             state.status = ENDED

@@ -12,6 +12,8 @@ from troth.errors import OptionError
 
 CACHE_SHARE = 0.5
 """Of what the weights leave, the most the pools take unless told otherwise."""
+GPU_CACHE_SHARE = 0.9
+"""The same on a GPU, whose memory nothing else needs."""
 CHECKPOINT_SHARE = 0.25
 """Of the pools' bytes, the most that checkpoints of recurrent states take."""
 CHECKPOINTS_PER_ROW = 4
@@ -34,6 +36,7 @@ class Demand:
     max_rows: int
     step_tokens: int
     kv_memory_bytes: int | None = None
+    cache_share: float = CACHE_SHARE
 
 
 def plan_memory(demand: Demand) -> MemoryPlan:
@@ -51,10 +54,10 @@ def plan_memory(demand: Demand) -> MemoryPlan:
     state_bytes = demand.max_rows * (per_state or 0)
     fixed = demand.weights_bytes + demand.transient_bytes + demand.reserve_bytes + state_bytes
     left = max(0, demand.usable_bytes - fixed)
-    budget = demand.kv_memory_bytes if demand.kv_memory_bytes is not None else int(left * CACHE_SHARE)
+    budget = demand.kv_memory_bytes if demand.kv_memory_bytes is not None else int(left * demand.cache_share)
     num_checkpoints = None
     if per_state is not None:
-        num_checkpoints = _num_checkpoints(demand, per_state, context, min(budget, int(left * CACHE_SHARE)))
+        num_checkpoints = _num_checkpoints(demand, per_state, context, min(budget, int(left * demand.cache_share)))
         decisions.append(
             f"{num_checkpoints} checkpoints of {per_state} bytes: recurrent states kept for later requests"
         )

@@ -33,6 +33,7 @@ from troth.serve.metrics import Metrics
 from troth.serve.model import ModelList, ServedModel
 from troth.serve.openai_chat import read_chat
 from troth.serve.openai_completions import read_completion
+from troth.serve.running import RunningRequests
 from troth.serve.status import StatusRoutes
 from troth.serve.tokens import TokenRoutes
 
@@ -46,13 +47,14 @@ def create_app(
     """Build the application. It neither starts nor closes the engines of ``models``."""
     known = ModelList(models, options.model_aliases)
     bodies = BodyReader(options.max_body_bytes, body_timeout_s)
-    limit, metrics = StreamLimit(options.max_streams), Metrics()
+    limit, metrics, running = StreamLimit(options.max_streams), Metrics(), RunningRequests()
     status, tokens = StatusRoutes(known, limit, metrics), TokenRoutes(known, bodies)
     endpoint = partial(
         GenerationEndpoint,
         bodies=bodies,
         limit=limit,
         metrics=metrics,
+        running=running,
         keepalive_s=options.keepalive_s,
         timeout_s=options.request_timeout_s,
     )
@@ -65,6 +67,7 @@ def create_app(
         Route("/v1/models/{model:path}", status.model),
         Route("/v1/chat/completions", endpoint(partial(read_chat, models=known)), methods=["POST"]),
         Route("/v1/completions", endpoint(partial(read_completion, models=known)), methods=["POST"]),
+        Route("/v1/requests/{request_id}/end-reasoning", running.end_reasoning, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
     ]
@@ -99,6 +102,7 @@ class _Edge:
         request_id = Headers(scope=scope).get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = f"req-{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def named_send(message: Message) -> None:
             nonlocal status, complete

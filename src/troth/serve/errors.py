@@ -40,6 +40,7 @@ _TABLE: Final[dict[str, _Row]] = {
     "Cancelled": _Row(503, _SERVER, "cancelled"),
     "OutOfMemory": _Row(500, _SERVER, "out_of_memory"),
     "DeviceError": _Row(500, _SERVER, "device_error"),
+    "DeviceLost": _Row(500, _SERVER, "device_lost"),
     "StreamProtocol": _Row(500, _SERVER, "internal_error"),
     "ModelLoadError": _Row(500, _SERVER, "model_load_error", retry=False),
     "OptionError": _Row(500, _SERVER, "option_error", retry=False),

@@ -29,6 +29,7 @@ from troth.serve.grammar import require_compiled
 from troth.serve.limits import StreamLimit
 from troth.serve.metrics import Metrics
 from troth.serve.reply import DONE, Answer, Generation, encode
+from troth.serve.running import RunningRequests
 from troth.serve.sse import EventSink
 
 _Result = TypeVar("_Result")
@@ -42,7 +43,7 @@ class GenerationEndpoint:
 
     Args:
         read: makes a generation of a body's fields; pure, may run in a thread.
-        bodies, limit, metrics: shared by all endpoints of the server.
+        bodies, limit, metrics, running: shared by all endpoints of the server.
         keepalive_s: longest silence of a stream.
         timeout_s: longest generation; None: no limit.
     """
@@ -54,6 +55,7 @@ class GenerationEndpoint:
         bodies: BodyReader,
         limit: StreamLimit,
         metrics: Metrics,
+        running: RunningRequests,
         keepalive_s: float,
         timeout_s: float | None,
     ) -> None:
@@ -61,6 +63,7 @@ class GenerationEndpoint:
         self._bodies = bodies
         self._limit = limit
         self._metrics = metrics
+        self._running = running
         self._keepalive_s = keepalive_s
         self._timeout_s = timeout_s
 
@@ -73,7 +76,9 @@ class GenerationEndpoint:
                 if Headers(scope=scope).get("x-troth-debug") != "1":
                     generation = replace(generation, ignored=())
                 run = _Run(generation, EventSink(scope, send), self._metrics)
-                await self._supervise(run, receive)
+                names = (generation.reply.generation_id, scope["state"]["request_id"])
+                with self._running.named(names, run.streams, generation.model):
+                    await self._supervise(run, receive)
         except ClientGone:
             return
 
@@ -144,11 +149,11 @@ class _Run:
         self._opening = asyncio.Lock()
         self._eta = _Eta()
         client = generation.model.client
-        self._streams: list[EventStream] = [client.submit(request) for request in generation.requests]
+        self.streams: list[EventStream] = [client.submit(request) for request in generation.requests]
 
     def cancel(self, reason: str) -> None:
         """Stop what still runs in the engine."""
-        for stream in self._streams:
+        for stream in self.streams:
             stream.cancel(reason)
 
     async def break_silence(self, keepalive_s: float) -> None:
@@ -161,11 +166,11 @@ class _Run:
         """Generate and send the whole answer."""
         generation, sink = self._generation, self.sink
         if generation.wishes.stream:
-            ends = await _all([self._pump(choice, stream) for choice, stream in enumerate(self._streams)])
+            ends = await _all([self._pump(choice, stream) for choice, stream in enumerate(self.streams)])
             usage = self._reply.usage(generation.usage(ends)) if generation.wishes.include_usage else b""
             await sink.end(usage + DONE)
         else:
-            answers = await _all([self._collect(stream) for stream in self._streams])
+            answers = await _all([self._collect(stream) for stream in self.streams])
             ends = [answer.completed for answer in answers]
             errors = [(choice, error) for choice, answer in enumerate(answers) for error in answer.errors]
             await sink.whole(self._reply.whole(answers, generation.usage(ends), generation.extension(ends, errors)))

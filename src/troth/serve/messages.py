@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from troth.serve.fields import Fields, missing
+from troth.text.messages import split_continued
 
 
 def read_messages(fields: Fields) -> tuple[list[Any], bool]:
-    """The conversation as the client sent it, and whether the answer continues its last message.
-
-    It does when that is an assistant's message of text. An empty one at the end, as some clients send it to show
-    where the answer goes, is left out.
+    """The conversation as the client sent it, and whether the answer continues its last message (``split_continued``).
 
     Raises:
         RequestError: there are none.
@@ -22,9 +20,5 @@ def read_messages(fields: Fields) -> tuple[list[Any], bool]:
     messages = fields.array("messages")
     if messages is None:
         raise missing("messages")
-    last = messages[-1] if messages else None
-    if not isinstance(last, dict) or last.get("role") != "assistant" or last.get("tool_calls"):
-        return messages, False
-    if last.get("content") in ("", None, []):
-        return messages[:-1], False
-    return messages, True
+    shown, continues = split_continued(messages)
+    return list(shown), continues

@@ -79,14 +79,25 @@ class _Engines(Collector):
         yield self._counter("preemptions", "Requests that lost their row", lambda one: one.num_preemptions)
         blocks = GaugeMetricFamily("troth_engine_blocks", "KV cache blocks", labels=("model", "group", "use"))
         ends = CounterMetricFamily("troth_engine_requests", "Requests by end", labels=("model", "end"))
+        disk_bytes = GaugeMetricFamily("troth_engine_disk_cache_bytes", "Disk cache files", labels=("model",))
+        restores = CounterMetricFamily(
+            "troth_engine_restores", "Prompts looked for on disk by outcome", labels=("model", "outcome")
+        )
         for model, status in self.statuses:
             cached = () if status.prefix_cache is None else status.prefix_cache.num_blocks
             for use, counts in (("used", status.blocks_used), ("cached", cached), ("free", status.blocks_free)):
                 for group, count in enumerate(counts):
                     blocks.add_metric((model, str(group), use), count)
+            disk = None if status.prefix_cache is None else status.prefix_cache.disk
+            if disk is not None:
+                disk_bytes.add_metric((model,), disk.num_bytes)
+                for outcome, count in disk.num_restores.items():
+                    restores.add_metric((model, outcome), count)
             for end, count in status.num_requests_by_end.items():
                 ends.add_metric((model, end), count)
         yield blocks
+        yield disk_bytes
+        yield restores
         yield ends
 
     def _gauge(self, name: str, text: str, value: Callable[[EngineStatus], float]) -> GaugeMetricFamily:

@@ -57,7 +57,7 @@ def read_chat(fields: Fields, models: ModelList) -> Generation:
     prompt = model.prompts.chat(messages, terms.shown_tools, variables=asked or None, continue_final=continue_final)
     require_usable(prompt, wishes, info, "messages")
     wanted = wishes.grammar
-    param = wanted.param if wanted else "tool_choice"
+    param = wanted.param if wanted else terms.grammar_field
     grammar = terms.bound(wanted.grammar if wanted else None, chat, prompt.text, param=param)
     wishes = replace(wishes, grammar=Wanted(grammar, param) if grammar else None)
     reading = terms.reading(chat, prompt.text, continues=continue_final)
@@ -81,6 +81,11 @@ class ChatReply:
             }
             for choice in range(num_choices)
         ]
+
+    @property
+    def generation_id(self) -> str:
+        """As Reply."""
+        return self._head.generation_id
 
     def opening(self) -> bytes:
         """The role of every choice."""
@@ -185,7 +190,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     fields.refuse("function_call", _OLD_TOOLS, unless=("none", "auto"))
     fields.refuse("modalities", "only text is generated", unless=(["text"],))
     fields.refuse("audio", "this server hears and speaks no audio")
-    fields.refuse("prediction", "predicted outputs are not used")
     fields.refuse("web_search_options", "this server does not search the web")
     fields.refuse("verbosity", "there is no such setting")
-    fields.tolerate(*_HINTS)
+    fields.object("prediction")
+    fields.tolerate(*_HINTS, "prediction")

@@ -90,6 +90,11 @@ class CompletionReply:
         self._starts = [head.choice_start(_KIND, choice) + b'"text":' for choice in range(len(echoed))]
         self._logprobs = [LegacyLogprobs(model.tokenizer) for _ in echoed]
 
+    @property
+    def generation_id(self) -> str:
+        """As Reply."""
+        return self._head.generation_id
+
     def opening(self) -> bytes:
         """The echoed prompts."""
         return b"".join(

@@ -51,6 +51,10 @@ class Answer:
 class Reply(Protocol):
     """Writes one generation's answer. ``choice`` is the index among its choices; chunks are whole SSE records."""
 
+    @property
+    def generation_id(self) -> str:
+        """The id that clients see in it."""
+
     def opening(self) -> bytes:
         """Records before anything was generated."""
 

@@ -40,6 +40,7 @@ class StatusRoutes:
         return PlainTextResponse(
             f"Troth serves {names}.\n"
             "OpenAI API: /v1/chat/completions, /v1/completions, /v1/models\n"
+            "Running answers: /v1/requests/ID/end-reasoning\n"
             "Tokenizer: /tokenize, /detokenize\n"
             "State: /health, /v1/status, /metrics\n"
         )

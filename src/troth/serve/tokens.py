@@ -6,6 +6,7 @@ Refuses to know engines. Read next: ``model.py``.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from troth.serve.body import BodyReader
 from troth.serve.fields import Fields, decode_object, missing, mistyped, shown
 from troth.serve.messages import read_messages
 from troth.serve.model import ModelList, ServedModel
+from troth.serve.terms import read_terms
 
 
 class TokenRoutes:
@@ -27,7 +29,7 @@ class TokenRoutes:
         self._bodies = bodies
 
     async def tokenize(self, request: Request) -> Response:
-        """``prompt`` (or ``messages``) -> ``tokens``, ``count``, ``max_model_len``."""
+        """``prompt`` (or ``messages``, as a chat has them) -> ``tokens``, ``count``, ``max_model_len``."""
         body = await self._bodies.read(request.scope, request.receive)
         return await asyncio.to_thread(self._tokenize, body)
 
@@ -43,8 +45,7 @@ class TokenRoutes:
         if prompt is not None:
             ids = model.prompts.completion(prompt).ids
         elif fields.raw("messages") is not None:
-            messages, continue_final = read_messages(fields)
-            ids = model.prompts.chat(messages, continue_final=continue_final).ids
+            ids = _chat_ids(fields, model)
         else:
             raise missing("prompt")
         return _json({"tokens": list(ids), "count": len(ids), "max_model_len": _context_tokens(model)})
@@ -63,6 +64,16 @@ class TokenRoutes:
                     f"tokens has {shown(token_id)}; ids are 0 to {model.tokenizer.vocab_size - 1}", param="tokens"
                 )
         return _json({"prompt": model.tokenizer.decode(ids, skip_special=False)})
+
+
+def _chat_ids(fields: Fields, model: ServedModel) -> Sequence[int]:
+    """The prompt that a chat of these fields would have: messages, tools, and what switches thinking."""
+    messages, continue_final = read_messages(fields)
+    terms, variables = read_terms(fields), fields.object("chat_template_kwargs")
+    terms.require_served(model.capabilities)
+    asked = terms.variables(model.capabilities) | dict(variables.items() if variables else ())
+    prompt = model.prompts.chat(messages, terms.shown_tools, variables=asked or None, continue_final=continue_final)
+    return prompt.ids
 
 
 def _json(value: dict[str, Any]) -> Response:

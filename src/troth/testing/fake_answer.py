@@ -53,7 +53,20 @@ class FakeAnswer:
     """Tokens emitted before ``failure``; 0: right after Prefill(num_done=0)."""
 
 
-def play(answer: FakeAnswer, request: Request, room_tokens: int) -> Iterator[list[Event]]:
+@dataclass(slots=True)
+class Thinking:
+    """Whether an answer may still reason."""
+
+    ended: bool = False
+
+    def end(self) -> None:
+        """It may not, from the next token on."""
+        self.ended = True
+
+
+def play(
+    answer: FakeAnswer, request: Request, room_tokens: int, thinking: Thinking | None = None
+) -> Iterator[list[Event]]:
     """The events of each step; ``room_tokens`` is the limit of an answer whose request names none."""
     started = time.monotonic()
     total, cached = len(request.prompt_ids), answer.num_cached_tokens
@@ -64,7 +77,7 @@ def play(answer: FakeAnswer, request: Request, room_tokens: int) -> Iterator[lis
         done = min(start + answer.chunk_tokens, total)
         yield [Prefill(num_done=done, num_cached=cached, num_total=total)]
     prefilled = time.monotonic()
-    tokens = itertools.islice(_tokens(answer, request), request.max_tokens or room_tokens)
+    tokens = itertools.islice(_tokens(answer, request, thinking or Thinking()), request.max_tokens or room_tokens)
     writer = _Writer(request)
     step = list(itertools.islice(tokens, answer.step_tokens))
     while step:
@@ -79,7 +92,7 @@ def play(answer: FakeAnswer, request: Request, room_tokens: int) -> Iterator[lis
         num_prompt_tokens=total,
         num_completion_tokens=writer.num_emitted,
         num_cached_tokens=cached,
-        num_reasoning_tokens=min(writer.num_emitted, len(answer.reasoning.encode())),
+        num_reasoning_tokens=writer.num_reasoning,
     )
     completed = Completed(
         finish_reason="tool_calls" if answer.calls and finish == "stop" else finish,
@@ -112,10 +125,12 @@ class _Token:
     stop_match: str | None = None
 
 
-def _tokens(answer: FakeAnswer, request: Request) -> Iterator[_Token]:
+def _tokens(answer: FakeAnswer, request: Request, thinking: Thinking) -> Iterator[_Token]:
     """The tokens of an answer without a limit; endless when nothing can end it."""
     encode = ByteTokenizer().encode
     for token_id in encode(answer.reasoning):
+        if thinking.ended:
+            break
         yield _Token(token_id=token_id, kind="reasoning")
     matches = [(answer.text.find(stop), stop) for stop in request.stop if stop in answer.text]
     if matches:
@@ -139,7 +154,7 @@ class _Writer:
     """Makes segments of tokens. Text lags behind while a character is incomplete, as in a real engine."""
 
     def __init__(self, request: Request) -> None:
-        self.num_emitted = 0
+        self.num_emitted = self.num_reasoning = 0
         self._num_top = request.sampling.logprobs
         self._decoders = {kind: getincrementaldecoder("utf-8")("replace") for kind in ("reasoning", "text")}
 
@@ -149,6 +164,7 @@ class _Writer:
         for kind, group in itertools.groupby(tokens, key=lambda token: token.kind):
             members = list(group)
             self.num_emitted += len(members)
+            self.num_reasoning += len(members) if kind == "reasoning" else 0
             shown = bytes(token.token_id for token in members if token.visible)
             step.append(
                 Segment(

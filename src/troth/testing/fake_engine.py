@@ -23,7 +23,7 @@ from troth.contracts.request import Request
 from troth.errors import ContextExceeded, NotReady, RequestError, TrothError
 from troth.runtime.event_queue import EventQueue, QueuedEvents
 from troth.testing.byte_tokenizer import ByteTokenizer
-from troth.testing.fake_answer import FakeAnswer, play
+from troth.testing.fake_answer import FakeAnswer, Thinking, play
 
 _MAX_QUEUED_EVENTS: Final = 32
 _HELD_POLL_S: Final = 0.001
@@ -94,9 +94,14 @@ class FakeEngine:
     def submit(self, request: Request) -> QueuedEvents:
         """Hand a request over; refusals arrive as the stream's first event."""
         self.requests.append(request)
-        queue = EventQueue(request.request_id, on_cancel=lambda reason: self._cancel(row, reason))
+        thinking = Thinking()
+        queue = EventQueue(
+            request.request_id,
+            on_cancel=lambda reason: self._cancel(row, reason),
+            on_end_reasoning=thinking.end,
+        )
         room_tokens = self._info.context_tokens - len(request.prompt_ids)
-        row = _Row(request, queue, play(self._answer(request), request, room_tokens))
+        row = _Row(request, queue, play(self._answer(request), request, room_tokens, thinking))
         if refusal := self._refusal(request):
             self._end(row, refusal)
             return queue.stream()

@@ -17,6 +17,7 @@ from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, BlockId, CheckpointId,
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan, StepResult
 from troth.contracts.request import Request
 from troth.errors import DeviceError
+from troth.schedule.reservations import Reservation
 
 
 def expected_answer(
@@ -108,17 +109,34 @@ class FakeRunner:
             if plan.sample_steps[i] == NO_SAMPLE:
                 answers.append([])
                 continue
-            seen = [self._read(row, group, start + count) for group in range(len(self.groups))]
-            if self._recurrent:
-                seen.append([self._states[row][1]])
-            request = self._requests[row]
-            length = self._answer_length(request)
-            token_id = _next_token(request, seen, plan.sample_steps[i], self.vocab_size, length)
-            self._last_token[row] = token_id
-            answers.append([token_id])
+            answers.append(self._answer(row, start + count, plan.sample_steps[i], fed[count - plan.num_draft[i] :]))
+            self._last_token[row] = answers[-1][-1]
         for copy in plan.saves:
             self._checkpoints[copy.checkpoint_id] = self._states[copy.row]
         return _FakeStep(StepResult(plan.step_id, answers))
+
+    def _answer(self, row: Row, num_tokens: int, step: int, drafts: list[int]) -> list[int]:
+        """The drafts that are what the row says anyway, and its next token."""
+        request = self._requests[row]
+        length, answer = self._answer_length(request), list[int]()
+        for count, draft in enumerate([*drafts, None]):
+            seen = [self._read(row, group, num_tokens - len(drafts) + count) for group in range(len(self.groups))]
+            if self._recurrent:
+                seen.append([self._states[row][1]])
+            answer.append(_next_token(request, seen, step + count, self.vocab_size, length))
+            if answer[-1] != draft:
+                break
+        return answer
+
+    def fill(self, reservation: Reservation) -> None:
+        """Fill reserved blocks with what their tokens would have left there."""
+        token_ids = reservation.token_ids
+        for fill in reservation.fills:
+            for index, block_id in enumerate(fill.block_ids, fill.first_index):
+                block = token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+                self._slots[fill.group][block_id * BLOCK_TOKENS : (block_id + 1) * BLOCK_TOKENS] = block
+        if reservation.checkpoint_id is not None:
+            self._checkpoints[reservation.checkpoint_id] = (len(token_ids), _state_after(list(token_ids)))
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -15,8 +15,8 @@ from troth.contracts.bounds import INT64, mistyped, require_flag, require_intege
 from troth.contracts.capabilities import TemplateCapabilities, ThinkingMode
 from troth.contracts.grammar import Grammar
 from troth.contracts.tools import ToolPolicy
-from troth.errors import CapabilityUnavailable, RequestError
-from troth.text.call_pattern import CallPattern, PatternTokens
+from troth.errors import CapabilityUnavailable
+from troth.text.call_pattern import Beside, CallPattern, PatternTokens, thought_frame
 from troth.text.channels import CHANNELS
 from troth.text.thinking import thinking_variables
 from troth.text.tool_calls import ToolSet
@@ -77,6 +77,16 @@ class ChatTerms:
         """What the template is to declare; None: nothing."""
         return list(self.declarations) if self.declarations and self.policy.choice.mode != "none" else None
 
+    @property
+    def forces_calls(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.policy.choice.mode in ("required", "named")
+
+    @property
+    def grammar_field(self) -> str:
+        """The field behind a grammar that no other field asked for."""
+        return "tool_choice" if self.forces_calls else "tools"
+
     def variables(self, capabilities: TemplateCapabilities) -> dict[str, Any]:
         """The template variables that ask for this way of thinking. Raises CapabilityUnavailable."""
         mode, thinking = self.thinking.mode, self.thinking
@@ -102,9 +112,9 @@ class ChatTerms:
         ToolSet(self.policy.tools)
 
     def bound(self, grammar: Grammar | None, model: ChatModel, prompt_text: str, *, param: str) -> Grammar | None:
-        """The grammar an answer must match: the caller's, or that of the calls it must make; None: any text.
+        """The grammar an answer must match: the caller's, or that of the calls it makes, or both; None: any text.
 
-        It binds what follows reasoning, where the prompt has begun some.
+        It binds what follows reasoning. Where the prompt has not begun some, and the model may, it leaves room for it.
 
         Args:
             grammar: What the caller asks for.
@@ -113,37 +123,39 @@ class ChatTerms:
             param: The field that asked for the grammar.
 
         Raises:
-            CapabilityUnavailable: this model's calls cannot be forced.
-            RequestError: the grammar and the tools forbid each other, or a tool's schema cannot be followed.
+            CapabilityUnavailable: this model's calls can be put into no grammar, or not beside the caller's.
+            RequestError: a tool's schema that cannot be followed.
         """
-        forced = self.policy.choice.mode in ("required", "named")
-        if grammar is not None and self.shown_tools:
-            raise RequestError(
-                f"{param} and tools cannot be combined: the answer could not match and be a call; send one of them, "
-                "or tool_choice none",
-                param=param,
-                code="unsupported_parameter",
-            )
         marks, end = model.capabilities.reasoning, prompt_text.rstrip()
         begun = marks is not None and end.endswith(marks.open.rstrip())
-        if forced:
-            may_think = marks is not None and not begun and not end.endswith(marks.close) and not self.thinking.off
-            grammar = self._calls(model, (marks.open, marks.close) if marks is not None and may_think else None)
+        may_think = marks is not None and not begun and not end.endswith(marks.close) and not self.thinking.off
+        thought = (marks.open, marks.close) if marks is not None and may_think else None
+        shows = bool(self.shown_tools)
+        if self.forces_calls:
+            # The answer is a call: there is no text that the caller's grammar could bind.
+            grammar = Grammar(
+                kind="calls", source=self._calls(model, thought, "nothing", "forced tool calls", "tool_choice")
+            )
+        elif grammar is not None and shows:
+            grammar = replace(
+                grammar, frame=self._calls(model, thought, "answer", f"{param} together with tools", param)
+            )
+        elif grammar is not None and thought is not None:
+            grammar = replace(grammar, frame=thought_frame(thought, model.tokens))
+        elif shows and any(tool.strict for tool in self.policy.tools):
+            grammar = Grammar(kind="calls", source=self._calls(model, thought, "text", "strict tools", "tools"))
         if grammar is None or marks is None or not begun or grammar.begins_after:
             return grammar
         return replace(grammar, begins_after=marks.close)
 
-    def _calls(self, model: ChatModel, thought: tuple[str, str] | None) -> Grammar:
+    def _calls(
+        self, model: ChatModel, thought: tuple[str, str] | None, beside: Beside, capability: str, param: str
+    ) -> str:
         if model.calls is None:
             raise CapabilityUnavailable(
-                "forced tool calls",
-                "this model writes calls in a way that no grammar is made of; tool_choice can be auto or none",
-                param="tool_choice",
+                capability, "this model writes calls in a way that no grammar is made of", param=param
             )
-        try:
-            return model.calls.grammar(self.policy, model.tokens, thought)
-        except RequestError as error:
-            raise RequestError(str(error), param="tool_choice", code=error.code) from error
+        return model.calls.source(self.policy, model.tokens, thought, beside=beside, param=param)
 
     def reading(self, model: ChatModel, prompt_text: str, *, continues: bool = False) -> AnswerReading | None:
         """How the answer to a prompt is to be read; None: all of it is text.
@@ -167,13 +179,12 @@ class ChatTerms:
         return AnswerReading(
             reasoning=marks.markers if marks is not None else None,
             tools=tools,
+            call_form=capabilities.call_form if tools is not None else None,
             policy=self.policy,
             prompt_tail=prompt_text[-TAIL_CHARACTERS:],
             continues="text" if continues else None,
             reasoning_budget=budget if marks is not None else None,
-            close_ids=tuple(model.tokens.encode(marks.close, add_special=False))
-            if marks is not None and budget is not None
-            else (),
+            close_ids=tuple(model.tokens.encode(marks.close, add_special=False)) if marks is not None else (),
         )
 
 

@@ -143,6 +143,10 @@ class Classifier:
             return None
         return self._reader.close_marker if self._reader.num_reasoning_tokens_at_most >= self._budget else None
 
+    def end_reasoning(self) -> None:
+        """From now on reasoning has no budget left."""
+        self._budget = 0
+
     def force_close(self) -> None:
         """The next tokens are a closing marker the model did not choose; one of its own right behind it is dropped."""
         self._closing = True

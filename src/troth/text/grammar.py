@@ -104,7 +104,7 @@ class GrammarCompiler:
             RequestError: it cannot be compiled, or allows no answer at all; the message says where.
         """
         takes_space = self._tokens.drops_first_space and not continues_text
-        key = (grammar.kind, grammar.source, grammar.choices, grammar.strict, takes_space)
+        key = (grammar.kind, grammar.source, grammar.choices, grammar.strict, grammar.frame, takes_space)
         with self._lock:
             found = self._compiled.get(key)
             if found is not None:
@@ -122,8 +122,10 @@ class GrammarCompiler:
         if grammar.kind == "json_schema":
             schema = read_schema(grammar.source, strict=grammar.strict, param=param)
         source = _source_of(grammar, schema, param)
+        if grammar.frame:
+            source = _framed(source, "answer", grammar.frame, param)
         prototype = self._matcher(source)
-        spaced = self._matcher(_after_space(source)) if takes_space else None
+        spaced = self._matcher(_framed(source, "spaced", _AFTER_SPACE, param)) if takes_space else None
         for matcher in (prototype, spaced):
             if matcher is not None and matcher.is_error():
                 raise self._refusal(grammar, schema, matcher, param)
@@ -214,7 +216,7 @@ def _source_of(grammar: Grammar, schema: AnswerSchema | None, param: str) -> str
             return LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
             return LLMatcher.grammar_from_lark(choice_lark(grammar.choices))
-        case "lark":
+        case "lark" | "calls":
             return LLMatcher.grammar_from_lark(read_lark(grammar.source, settings=_spelled, param=param))
 
 
@@ -230,10 +232,14 @@ def _spelled(schema: Any, *, strict: bool = True) -> Any:
     )
 
 
-def _after_space(source: str) -> str:
-    """A grammar before which a space stands."""
-    inner = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
-    return json.dumps({"grammars": [{"lark_grammar": 'start: " " @answer\n'}, {**inner, "name": "answer"}]})
+_AFTER_SPACE: Final = 'start: " " @spaced\n'
+
+
+def _framed(source: str, name: str, frame: str, param: str) -> str:
+    """A grammar inside another one, a Lark grammar that calls it by ``name``."""
+    inner, *others = json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
+    outer = {"lark_grammar": read_lark(frame, settings=_spelled, param=param)}
+    return json.dumps({"grammars": [outer, {**inner, "name": name}, *others]})
 
 
 def _sentence(error: str) -> str:

@@ -6,6 +6,7 @@ Refuses to know how grammars are compiled. One thread uses a session at a time. 
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -135,6 +136,15 @@ class GrammarSession:
                 begins = self._vocabulary.tokens.token_bytes(token_id).startswith(b" ")
                 self._matcher = self._spaced if begins else self._plain
             self._match(token_id)
+
+    def fork(self) -> GrammarSession:
+        """A session at the same place that goes its own way."""
+        twin = copy(self)
+        twin._token_ids = list(self._token_ids)
+        plain = twin._plain = self._plain.deep_copy()
+        spaced = twin._spaced = None if self._spaced is None else self._spaced.deep_copy()
+        twin._matcher = plain if self._matcher is self._plain or spaced is None else spaced
+        return twin
 
     def rollback(self, num_tokens: int) -> None:
         """Take the last tokens back; a fault is not mended by it."""

@@ -14,12 +14,14 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from troth.contracts.capabilities import SystemPlace
+from troth.contracts.tools import CallForm
 from troth.text.tool_declarations import with_every_field
+from troth.text.tool_formats.written import write_calls
 
 ContentForm = Literal["text", "parts"]
 ArgumentsForm = Literal["object", "text"]
-ReasoningForm = Literal["reasoning_content", "reasoning", "thinking", "tool_plan", "part", "blocks"]
-ResultForm = Literal["text", "list"]
+ReasoningForm = Literal["reasoning_content", "reasoning", "thinking", "tool_plan", "thought", "part", "blocks"]
+ResultForm = Literal["text", "list", "user"]
 DeclarationForm = Literal["wrapped", "flat", "functions", "definitions"]
 
 _SHORT_ID: Final = 9
@@ -46,7 +48,12 @@ class MessageForm:
     short_call_ids: bool = False
     """Call ids must be nine letters and digits; others are replaced by a hash of themselves."""
     results: ResultForm = "text"
-    """A tool's result as a string, or as a list of one."""
+    """A tool's result as a string, as a list of one, or as what a user says."""
+    written_calls: str | None = None
+    """The wire format in which past calls are written into the content, where the template writes none; None: it does.
+    """
+    call_form: CallForm | None = None
+    """That format, where no module describes it."""
     declarations: DeclarationForm = "wrapped"
     """Tools as {type, function}, as the bare function, as JSON text in a variable ``functions``, or as the bare
     function with ``parameter_definitions`` (Command R)."""
@@ -119,6 +126,10 @@ def _name_results(messages: list[dict[str, Any]]) -> None:
 
 def _shape(message: dict[str, Any], form: MessageForm) -> None:
     reasoning = message.pop("reasoning_content", None)
+    if form.written_calls is not None and message.get("tool_calls"):
+        _write_calls(message, form)
+    if form.results == "user" and message["role"] == "tool":
+        message["role"] = "user"
     if form.results == "list" and message["role"] == "tool":
         message["content"] = [message["content"]]
     elif form.null_content and message["content"] == "" and message.get("tool_calls"):
@@ -139,6 +150,14 @@ def _shape(message: dict[str, Any], form: MessageForm) -> None:
             call["id"] = short_call_id(call["id"])
     if form.short_call_ids and message.get("tool_call_id"):
         message["tool_call_id"] = short_call_id(message["tool_call_id"])
+
+
+def _write_calls(message: dict[str, Any], form: MessageForm) -> None:
+    assert form.written_calls is not None, form
+    functions = [call["function"] for call in message.pop("tool_calls")]
+    calls = [(function["name"], function["arguments"]) for function in functions]
+    said = [message["content"]] if message["content"] else []
+    message["content"] = "\n".join([*said, write_calls(form.written_calls, calls, form.call_form)])
 
 
 def _put_reasoning(message: dict[str, Any], reasoning: str, form: MessageForm) -> None:

@@ -57,6 +57,20 @@ def normalise_messages(messages: object) -> list[dict[str, Any]]:
     return [_normalise(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
+def split_continued(messages: Sequence[Any]) -> tuple[Sequence[Any], bool]:
+    """The messages as they are to be rendered, and whether the answer continues the last of them.
+
+    It does when that is an assistant's message of text. An empty one at the end, as some clients send it to show where
+    the answer goes, is left out. Nothing is checked.
+    """
+    last = messages[-1] if messages else None
+    if not isinstance(last, Mapping) or last.get("role") != "assistant" or last.get("tool_calls"):
+        return messages, False
+    if last.get("content") in ("", None, []):
+        return messages[:-1], False
+    return messages, True
+
+
 def _normalise(message: object, place: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _wrong_type(place, "an object", message)

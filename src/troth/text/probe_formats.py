@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from troth.contracts.tools import ToolPolicy, ToolSpec
+from troth.contracts.tools import CallForm, ToolPolicy, ToolSpec
 from troth.text.channels import CHANNELS
 from troth.text.classifier import Classifier, Reply, ReplyFormat
 from troth.text.tool_calls import ToolSet
@@ -21,11 +21,13 @@ _PROMPT_MARKS: Final[dict[str, tuple[str, ...]]] = {
     "granite": ("<|start_of_role|>available_tools<|end_of_role|>",),
     "lfm2": ("List of tools: ",),
     "json_list": ("[BEGIN OF AVAILABLE_TOOLS]", '{"name": "func_name1", "arguments": {'),
+    "command_r": ("Write 'Action:' followed by a json-formatted list of actions",),
     "functools": ('functools[{"name": [function name], "arguments": [',),
     "pythonic": ("[func_name1(params_name1=params_value1",),
 }
 """What only the prompts of one format's models say beside their declarations, for those that neither write past calls
-as the model does nor show a readable example: Granite 3.0, LFM2, Hammer (as xLAM), Phi-4 mini and ToolACE."""
+as the model does nor show a readable example: Granite 3.0, LFM2, Hammer (as xLAM), Command R, Phi-4 mini and
+ToolACE."""
 
 # Examples name their parts in angle brackets: {"name": <function-name>, "arguments": <args-json-object>}.
 _ARGUMENTS_BLANK: Final = re.compile(r'("(?:arguments|parameters)" ?: ?)<[\w ./-]+>')
@@ -60,6 +62,19 @@ class RegistryReader:
                 share = len(present) / len(opens) if opens else 0
                 found.append((len(answer.text), -share, -len(present), place, name))
         return tuple(name for *_, name in sorted(found))
+
+    def reads(
+        self,
+        form: CallForm,
+        reply: str,
+        calls: Sequence[tuple[str, Mapping[str, Any]]],
+        tools: Sequence[Mapping[str, Any]],
+        tail: str,
+    ) -> bool:
+        """Whether a form that stands in no registry reads exactly these calls out of ``reply``."""
+        policy, compiled = self._tools(tools)
+        answer = _read("derived", reply, policy, compiled, tail, form)
+        return _are_same([(call.name, json.loads(call.arguments)) for call in answer.calls], calls)
 
     def instructing(self, prompt: str, control: str) -> tuple[str, ...]:
         """Names of the formats that ``prompt`` teaches and ``control``, the same without tools, does not.
@@ -118,9 +133,9 @@ def _begins_bare(form: ToolFormat | None, reply: str) -> bool:
     return form is not None and reply.lstrip().startswith(form.bare or ("\0",))
 
 
-def _read(name: str, text: str, policy: ToolPolicy, tools: ToolSet, tail: str) -> Reply:
-    """The whole of ``text`` read as an answer in format ``name``."""
-    classifier = Classifier(ReplyFormat.named(tools=name), policy, tools=tools, prompt_tail=tail)
+def _read(name: str, text: str, policy: ToolPolicy, tools: ToolSet, tail: str, form: CallForm | None = None) -> Reply:
+    """The whole of ``text`` read as an answer in format ``name``, which is ``form`` where no module describes it."""
+    classifier = Classifier(ReplyFormat.named(tools=name, call_form=form), policy, tools=tools, prompt_tail=tail)
     answer = Reply()
     answer.add(classifier.push(text))
     answer.add(classifier.flush())

@@ -37,7 +37,7 @@ from troth.text.probe_trial import (
 from troth.text.reasoning_markers import MARKERS, Markers, around, empty_at_end, open_at_end
 from troth.text.thinking import EFFORTS
 
-_FIELDS: Final = ("reasoning_content", "reasoning", "thinking", "tool_plan")
+_FIELDS: Final = ("reasoning_content", "reasoning", "thinking", "tool_plan", "thought")
 _FORMS: Final[tuple[ReasoningForm, ...]] = (*_FIELDS, "part", "blocks")
 
 _SWITCHES: Final[tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]] = (

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from troth.contracts.tools import CallForm
 from troth.text.probe_trial import (
     ANSWER,
     CALL_IDS,
@@ -28,6 +29,8 @@ from troth.text.probe_trial import (
     in_order,
     user,
 )
+from troth.text.tool_formats.derived import derived_form
+from troth.text.tool_formats.written import WRITERS
 
 ExpectedCall = tuple[str, Mapping[str, Any]]
 """Name and arguments of a call that a reply is known to hold."""
@@ -46,6 +49,16 @@ class FormatReader(Protocol):
 
     def instructing(self, prompt: str, control: str) -> tuple[str, ...]:
         """Names of the formats that ``prompt`` teaches and ``control``, the same without tools, does not."""
+
+    def reads(
+        self,
+        form: CallForm,
+        reply: str,
+        calls: Sequence[ExpectedCall],
+        tools: Sequence[Mapping[str, Any]],
+        tail: str,
+    ) -> bool:
+        """Whether a form that is none of these reads exactly these calls out of ``reply``."""
 
     def is_bare(self, name: str, reply: str) -> bool:
         """Whether format ``name`` read ``reply`` for want of any marker in it."""
@@ -80,6 +93,10 @@ class _Reply:
     text: str
     tail: str
 
+    def reads_as(self, form: CallForm, formats: FormatReader, *samples: Sample) -> bool:
+        calls = [(sample.name, sample.arguments) for sample in samples]
+        return formats.reads(form, self.text, calls, DECLARATIONS, self.tail)
+
     def read_by(self, formats: FormatReader, *samples: Sample) -> tuple[str, ...]:
         calls = [(sample.name, sample.arguments) for sample in samples]
         return formats.reading(self.text, calls, DECLARATIONS, self.tail)
@@ -91,6 +108,7 @@ class ToolFindings:
 
     tool_declarations: bool = False
     tool_format: str | None = None
+    call_form: CallForm | None = None
     tool_history: bool = False
     tool_results: bool = False
     parallel_tool_calls: bool = False
@@ -98,10 +116,11 @@ class ToolFindings:
     """Rendered replies with each call alone, then one with both: what a format of its own can be derived from."""
 
 
-def prove_tools(trial: Trial, formats: FormatReader) -> ToolFindings:
+def prove_tools(trial: Trial, formats: FormatReader, declaration: CallForm | None = None) -> ToolFindings:
     """Everything about tools. Chooses the forms of declarations, calls and results.
 
     Calls are looked at even where declarations do not arrive: a client may then still declare tools in its own words.
+    ``declaration`` is how the model itself says that its answers hold calls.
     """
     declared = _prove_declarations(trial)
     replies, names = _prove_calls(trial, formats)
@@ -110,13 +129,21 @@ def prove_tools(trial: Trial, formats: FormatReader) -> ToolFindings:
     # Of formats that read one call alike, the one that reads two as well.
     name = next((name for name in names if name in together), names[0] if names else None)
     parallel = name is not None and _prove_parallel(trial, both, holds=name in together)
-    if declared and (name is None or formats.is_bare(name, replies[0].text)):
+    form: CallForm | None = None
+    if declared and name is None:
+        name, form, replies, parallel = _described(trial, formats, replies, declaration)
+        both = None if form is not None else both
+    if declared and form is None and (name is None or formats.is_bare(name, replies[0].text)):
         name = _taught(trial, formats, replies, name)
+    history = bool(replies)
+    if declared and name is not None and not history:
+        replies, both, parallel = _write_history(trial, formats, name, form)
     results = (declared or name is not None) and _prove_results(trial)
     return ToolFindings(
         tool_declarations=declared,
         tool_format=name,
-        tool_history=bool(replies),
+        call_form=form,
+        tool_history=history,
         tool_results=results,
         parallel_tool_calls=parallel,
         replies=tuple(reply.text for reply in (*replies, both) if reply is not None),
@@ -177,6 +204,70 @@ def _prove_calls(trial: Trial, formats: FormatReader) -> tuple[tuple[_Reply, ...
                 trial.note("tool_format", True, shown)
                 return (one, two), names
     return written, ()
+
+
+def _described(
+    trial: Trial, formats: FormatReader, replies: tuple[_Reply, ...], declaration: CallForm | None
+) -> tuple[str | None, CallForm | None, tuple[_Reply, ...], bool]:
+    """A format of the model's own: declared beside its template, or derived from the past calls that it writes.
+
+    Where calls are written, they must read back. Where none are, the declaration stands for itself. Returns its name
+    and form, the replies it was found in, and whether two calls of one message read back.
+    """
+    if not replies:
+        if declaration is None:
+            return None, None, replies, False
+        trial.note("tool_format", True, f"past calls are not written; the model declares {declaration.opens}")
+        return "declared", declaration, replies, False
+    for choices in _CALL_FORMS:
+        other = trial.trying(**choices)
+        one, two = _reply(other, FIRST), _reply(other, SECOND)
+        if one is None or two is None:
+            continue
+        for name, form in (("declared", declaration), ("derived", _derived(other))):
+            if form is None or not one.reads_as(form, formats, FIRST) or not two.reads_as(form, formats, SECOND):
+                continue
+            trial.use(**choices)
+            trial.note("tool_format", True, f"{name}, reads a past call back: {excerpt(one.text, FIRST.name)}")
+            both = _reply(trial, FIRST, SECOND)
+            holds = both is not None and both.reads_as(form, formats, FIRST, SECOND)
+            found = (one, two) if both is None else (one, two, both)
+            return name, form, found, _prove_parallel(trial, both, holds=holds)
+    return None, None, replies, False
+
+
+def _derived(trial: Trial) -> CallForm | None:
+    """What a past call has and a past answer in its place has not."""
+    call = assistant("", tool_calls=[FIRST.call(CALL_IDS[0])])
+    written, said = (trial.render([user(), turn], tools=DECLARATIONS, opening=False) for turn in (call, assistant()))
+    return (
+        derived_form(written, said, FIRST.name, FIRST.arguments) if written is not None and said is not None else None
+    )
+
+
+def _write_history(
+    trial: Trial, formats: FormatReader, name: str, form: CallForm | None
+) -> tuple[tuple[_Reply, ...], _Reply | None, bool]:
+    """Past calls go into the content where the template writes none, if they then arrive and read back.
+
+    Returns the replies with each call, the one with both, and whether that reads back.
+    """
+    if form is None and name not in WRITERS:
+        return (), None, False
+    other = trial.trying(written_calls=name, call_form=form)
+    one, two = _reply(other, FIRST), _reply(other, SECOND)
+    if one is None or two is None:
+        return (), None, False
+
+    def holds(reply: _Reply, *samples: Sample) -> bool:
+        return reply.reads_as(form, formats, *samples) if form else name in reply.read_by(formats, *samples)
+
+    if not holds(one, FIRST) or not holds(two, SECOND):
+        return (), None, False
+    trial.use(written_calls=name, call_form=form)
+    trial.note("tool_history", False, f"written into the content instead: {excerpt(one.text, FIRST.name)}")
+    both = _reply(trial, FIRST, SECOND)
+    return (one, two), both, _prove_parallel(trial, both, holds=both is not None and holds(both, FIRST, SECOND))
 
 
 def _taught(trial: Trial, formats: FormatReader, replies: tuple[_Reply, ...], name: str | None) -> str | None:
@@ -260,6 +351,10 @@ def _prove_results(trial: Trial) -> bool:
             return trial.note("tool_results", False, "a result is written as a user's message would be")
         trial.use(results=form)
         return trial.note("tool_results", True, f"a result is written as {excerpt(text, RESULT)}")
+    text = trial.trying(results="user").render([user(), call, result], tools=DECLARATIONS)
+    if in_order(text, USER, RESULT):
+        trial.use(results="user")
+        return trial.note("tool_results", False, "a result is not written; it is told as what a user says")
     return trial.note("tool_results", False, f"a result does not reach the prompt. {trial.last_failure}".strip())
 
 

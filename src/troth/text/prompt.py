@@ -17,6 +17,7 @@ from troth.text.chat_template import ChatTemplate
 from troth.text.control_text import ControlGuard, without_marks
 from troth.text.messages import normalise_messages
 from troth.text.tokenizer import Tokenizer
+from troth.text.volatile_header import without_volatile_values
 
 # Stands at the end of a message that is to be continued, so that the render can be cut there. Private-use characters:
 # no template looks for them and no client has reason to send them.
@@ -42,13 +43,22 @@ class PromptBuilder:
     """Builds prompts for one model. Safe to use from several threads."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatRenderer | ChatTemplate | None, *, context_tokens: int
+        self,
+        tokenizer: Tokenizer,
+        template: ChatRenderer | ChatTemplate | None,
+        *,
+        context_tokens: int,
+        steady_headers: bool = True,
     ) -> None:
-        """``template`` alone is read in the form most take; a renderer knows the model's own."""
+        """``template`` alone is read in the form most take; a renderer knows the model's own.
+
+        ``steady_headers``: whether values that change with each request are evened out (``volatile_header.py``).
+        """
         self._tokenizer = tokenizer
         self._template = ChatRenderer(template) if isinstance(template, ChatTemplate) else template
         self._guard = ControlGuard(tokenizer.control_texts if template is not None else ())
         self._context_tokens = context_tokens
+        self._steady_headers = steady_headers
         # Conversations with one system prompt come in numbers, and it may be most of each.
         self._encode_opening = lru_cache(maxsize=8)(lambda text: self._encode(text, "").ids if text else ())
 
@@ -77,6 +87,8 @@ class PromptBuilder:
                 "chat", "this model has no chat template; use completions, or give a template", param="messages"
             )
         normal = normalise_messages(messages)
+        if self._steady_headers:
+            normal = without_volatile_values(normal)
         self._refuse_huge(normal)
         # What people and tools say never becomes a control id, whatever it spells.
         normal, tools, variables = self._guard.mark(normal), self._guard.mark(tools), self._guard.mark(variables)

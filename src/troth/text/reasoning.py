@@ -65,7 +65,13 @@ _ALL: Final = (
         opens=("<|open|>think<|sep|>",),
         closes=("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
     ),
-    ReasoningFormat(name="solar", opens=("<|think|>",), closes=("<|end|>",)),
+    ReasoningFormat(
+        name="solar",
+        opens=("<|think|>",),
+        closes=("<|end|>",),
+        frames=("<|begin|>assistant", "<|begin|>assistant<|content|>", "<|content|>", "<|end|>"),
+    ),
+    ReasoningFormat(name="minicpm3", opens=("<|thought_start|>",), closes=("<|thought_end|>",)),
     ReasoningFormat(name="apriel", opens=("Here are my reasoning steps:\n",), closes=("[BEGIN FINAL RESPONSE]",)),
     ReasoningFormat(name="apertus", opens=("<|inner_prefix|>",), closes=("<|inner_suffix|>",)),
 )

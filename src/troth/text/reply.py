@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from troth.contracts.events import SegmentKind
-from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
+from troth.contracts.tools import CallForm, ToolCall, ToolCallDelta, ToolError
 from troth.text.channels import CHANNELS, ChannelFormat
 from troth.text.reasoning import REASONING_FORMATS, ReasoningFormat
 from troth.text.tool_formats import FORMATS, ToolFormat
+from troth.text.tool_formats.derived import format_of
 
 PieceKind = SegmentKind | Literal["marker"]
 
@@ -41,17 +42,27 @@ class ReplyFormat:
 
     @classmethod
     def named(
-        cls, *, reasoning: str | None = None, tools: str | None = None, channels: str | None = None
+        cls,
+        *,
+        reasoning: str | None = None,
+        tools: str | None = None,
+        channels: str | None = None,
+        call_form: CallForm | None = None,
     ) -> ReplyFormat:
         """The format of these names. Channels mark reasoning and calls too, and may stand for either.
+
+        ``call_form`` is the format of calls that is called ``tools`` and stands in no registry.
 
         Raises KeyError on a name that is in no registry.
         """
         for name in (reasoning, tools):
             channels = name if name in CHANNELS else channels
+        known = None
+        if tools and tools not in CHANNELS:
+            known = FORMATS[tools] if call_form is None else format_of(call_form, tools)
         return cls(
             reasoning=REASONING_FORMATS[reasoning] if reasoning and reasoning not in CHANNELS else None,
-            tools=FORMATS[tools] if tools and tools not in CHANNELS else None,
+            tools=known,
             channels=CHANNELS[channels] if channels else None,
         )
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from troth.contracts.capabilities import Evidence, SystemPlace, TemplateCapabilities
+from troth.contracts.tools import CallForm
 from troth.text.chat_renderer import ChatRenderer
 from troth.text.message_form import ContentForm, DeclarationForm, MessageForm
 from troth.text.probe_media import prove_media, prove_translation
@@ -56,10 +57,11 @@ class Probe:
         return self.capabilities.evidence
 
 
-def probe_template(renderer: ChatRenderer, formats: FormatReader) -> Probe:
+def probe_template(renderer: ChatRenderer, formats: FormatReader, declaration: CallForm | None = None) -> Probe:
     """Prove everything about a model's template (and its tool template). Raises nothing a template could cause.
 
-    ``formats`` tells which wire formats read given calls back out of a rendered reply.
+    ``formats`` tells which wire formats read given calls back out of a rendered reply; ``declaration`` is what the
+    model's tokenizer config says of them, if it does.
     """
     trial = Trial(renderer.with_form(MessageForm(), now=_MOMENT))
     chat = _prove_chat(trial)
@@ -70,7 +72,7 @@ def probe_template(renderer: ChatRenderer, formats: FormatReader) -> Probe:
         return Probe(capabilities, trial.form)
     system = _prove_system(trial)
     trial.use(system=system)
-    found = prove_tools(trial, formats)
+    found = prove_tools(trial, formats, declaration)
     capabilities = _with_reasoning(trial, found, trial.form.system)
     return Probe(capabilities, trial.form, found.replies)
 
@@ -89,6 +91,7 @@ def _with_reasoning(trial: Trial, found: ToolFindings, system: SystemPlace) -> T
         system=system,
         tool_declarations=found.tool_declarations,
         tool_format=found.tool_format,
+        call_form=found.call_form,
         tool_history=found.tool_history,
         tool_results=found.tool_results,
         parallel_tool_calls=found.parallel_tool_calls,

@@ -11,6 +11,7 @@ step must be proved against an ordinary one (``run/recorded.py``).
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,12 +38,13 @@ FORMATS: Final = {
     GgmlType.Q6_K: 7,
 }
 """Quantised formats the kernels pack, by their number in ``csrc/arguments.h``."""
-INTERFACE: Final = 2
+INTERFACE: Final = 4
 """Which extension these modules speak to; ``csrc/module.cpp`` says which one it is."""
 DENSE_FORMATS: Final = {torch.float32: 8, torch.float16: 9, torch.bfloat16: 10}
 PACKED_GROWTH: Final = 1.03
 """Largest size of a packed weight over that in the file: the K formats' six-bit scales take a byte each."""
-KV_TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+KV_TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+_AGAIN: Final = "install Troth again, with pip's --force-reinstall --no-deps"
 SEGMENT_KEYS: Final = 256
 TILE_QUERIES: Final = 24
 
@@ -90,14 +92,31 @@ _state: Final = _State()
 
 
 def unavailable() -> str | None:
-    """Why the kernels cannot be used in this installation; None when they can."""
+    """Why the kernels cannot be used in this installation, and what to do; None when they can."""
     try:
         module = _module()
+    except ModuleNotFoundError:
+        return (
+            "its kernels were not built, so PyTorch computes, several times slower; install a C++ compiler "
+            f"(Debian: apt install g++, macOS: xcode-select --install), then {_AGAIN}"
+        )
     except ImportError as error:
-        return f"the extension is not built ({error}); install with a C++ compiler to have it"
+        return f"its kernels were built for another system and cannot be loaded ({error}); {_AGAIN}"
     if (found := getattr(module, "INTERFACE", 1)) != INTERFACE:
-        return f"the extension was built from other sources (interface {found}, not {INTERFACE}); install again"
+        return f"its kernels were built from other sources (interface {found}, not {INTERFACE}); {_AGAIN}"
     return None
+
+
+def is_broken() -> bool:
+    """Whether the kernels were built and yet cannot be used: an installation that contradicts itself."""
+    return importlib.util.find_spec("troth._cpu") is not None and unavailable() is not None
+
+
+def about() -> str:
+    """Which kernels are used, of those that this processor can run."""
+    names = instruction_sets()
+    others = f"; this processor also runs {', '.join(names[1:])}" if names[1:] else ""
+    return f"active with {names[0]} kernels{others}"
 
 
 def instruction_sets() -> list[str]:

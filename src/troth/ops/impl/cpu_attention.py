@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from troth.contracts.names import BLOCK_TOKENS
-from troth.ops.attention import LayerKV, attention
+from troth.ops.attention import attention
 from troth.ops.impl import cpu
+from troth.ops.layer_kv import LayerKV
 from troth.ops.rotary_kv_write import HeadNorms, RotaryTable, rotary_kv_write
 from troth.ops.rows import Rows
 
@@ -27,6 +28,12 @@ def _takes_cache(kv: LayerKV) -> bool:
         and kv.v_NKSD.is_contiguous()
         and kv.v_NKSD.shape[3] == k.shape[2]
     )
+
+
+def _scale_addresses(kv: LayerKV) -> tuple[int, int]:
+    if kv.k_scale_NKS is None or kv.v_scale_NKS is None:
+        return 0, 0
+    return kv.k_scale_NKS.data_ptr(), kv.v_scale_NKS.data_ptr()
 
 
 def _takes_attention(
@@ -64,6 +71,7 @@ def attention_cpu(
         q_THD.data_ptr(),
         kv.k_NKDS.data_ptr(),
         kv.v_NKSD.data_ptr(),
+        *_scale_addresses(kv),
         cpu.KV_TYPES[kv.k_NKDS.dtype],
         num_heads,
         kv.k_NKDS.shape[1],
@@ -126,6 +134,7 @@ def rotary_kv_write_cpu(
         slots_T.data_ptr(),
         kv.k_NKDS.data_ptr(),
         kv.v_NKSD.data_ptr(),
+        *_scale_addresses(kv),
         cpu.KV_TYPES[kv.k_NKDS.dtype],
         q_THD.data_ptr(),
         qkv_TE.shape[0],

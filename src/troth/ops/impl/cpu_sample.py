@@ -1,4 +1,4 @@
-"""The end of a step by the C++ kernels: whether logits are finite, and which token each row draws."""
+"""The end of a step by the C++ kernels: what grammars forbid, whether logits are finite, which token each row draws."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from troth.ops.all_finite import all_finite
 from troth.ops.impl import cpu
+from troth.ops.mask import mask
 from troth.ops.sample import Draws, sample
 
 
@@ -43,3 +44,16 @@ def all_finite_cpu(logits_RV: Tensor) -> Tensor:
     operations = cpu.operations(logits_RV, results=(finite_R,))
     operations.finite(logits_RV.data_ptr(), num_rows, vocab_size, finite_R.data_ptr())
     return finite_R
+
+
+def _takes_masks(logits_RV: Tensor, row_G: Tensor, allowed_GW: Tensor) -> bool:
+    return _takes_logits(logits_RV) and row_G.is_contiguous() and allowed_GW.is_contiguous()
+
+
+@mask.provider("cpu", supports=_takes_masks)
+def mask_cpu(logits_RV: Tensor, row_G: Tensor, allowed_GW: Tensor) -> None:
+    """As ops.mask. Rows must be those of the logits: addresses are not checked."""
+    operations = cpu.operations(logits_RV, row_G, allowed_GW, results=())
+    operations.mask(
+        logits_RV.data_ptr(), logits_RV.shape[1], row_G.data_ptr(), allowed_GW.data_ptr(), allowed_GW.shape[0]
+    )

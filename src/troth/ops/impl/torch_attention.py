@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from troth.contracts.names import BLOCK_TOKENS
-from troth.ops.attention import LayerKV, attention
+from troth.ops.attention import attention
+from troth.ops.layer_kv import LayerKV
 from troth.ops.rows import Rows
 
 
@@ -57,8 +58,8 @@ def _decode(q_RHD: Tensor, kv: LayerKV, block_table_RB: Tensor, rows: Rows, scal
     table_RB = block_table_RB[:, first : -(-longest // BLOCK_TOKENS)].long()
     if shortest < longest:
         table_RB.clamp_(min=0)
-    k_RKLD = kv.k_NKDS[table_RB].permute(0, 2, 1, 4, 3).flatten(2, 3)
-    v_RKLD = kv.v_NKSD[table_RB].transpose(1, 2).flatten(2, 3)
+    k_RKLD = kv.keys(table_RB).permute(0, 2, 1, 4, 3).flatten(2, 3)
+    v_RKLD = kv.values(table_RB).transpose(1, 2).flatten(2, 3)
     offset = first * BLOCK_TOKENS
     if shortest == longest:
         # All rows see the same keys: cutting them out needs no mask.
@@ -81,8 +82,8 @@ def _chunk(q_THD: Tensor, kv: LayerKV, table_B: Tensor, start: int, scale: float
     first = 0 if window is None else max(0, start - window + 1) // BLOCK_TOKENS
     table = table_B[first : -(-length // BLOCK_TOKENS)].long()
     offset = first * BLOCK_TOKENS
-    k_KLD = kv.k_NKDS[table].permute(1, 0, 3, 2).flatten(1, 2)[:, : length - offset]
-    v_KLD = kv.v_NKSD[table].transpose(0, 1).flatten(1, 2)[:, : length - offset]
+    k_KLD = kv.keys(table).permute(1, 0, 3, 2).flatten(1, 2)[:, : length - offset]
+    v_KLD = kv.values(table).transpose(0, 1).flatten(1, 2)[:, : length - offset]
     seen_TL: Tensor | None = None
     if start > 0 or (window is not None and window < length):
         key_L = torch.arange(offset, length, device=q_THD.device)

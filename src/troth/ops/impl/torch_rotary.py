@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from troth.contracts.names import BLOCK_TOKENS
-from troth.ops.attention import LayerKV
+from troth.ops.layer_kv import LayerKV
 from troth.ops.rotary_kv_write import HeadNorms, RotaryTable, rotary_kv_write
 
 
@@ -38,8 +37,5 @@ def rotary_kv_write_torch(
     torch.add(second * cos, first * sin, out=turned[..., width : 2 * width])
     if 2 * width < head_dim:
         turned[..., 2 * width :] = qk[..., 2 * width :]
-    # The key of slot s in block n is k[n, :, :, s], its value v[n, :, s]: one index_put_ per tensor.
-    block_T, offset_T = slots_T // BLOCK_TOKENS, slots_T % BLOCK_TOKENS
-    kv.k_NKDS[block_T, :, :, offset_T] = turned[:, num_heads:].to(kv.k_NKDS.dtype)
-    kv.v_NKSD[block_T, :, offset_T] = heads[:, rotated:].to(kv.v_NKSD.dtype)
+    kv.write(slots_T, turned[:, num_heads:], heads[:, rotated:])
     return turned[:, :num_heads].to(qkv_TE.dtype)

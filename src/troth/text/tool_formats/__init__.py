@@ -104,6 +104,12 @@ _ALL: Final = (
         section_ends=("<|tool_call_end|>",),
     ),
     ToolFormat(
+        name="minicpm3",
+        opens=("<|tool_call_start|>",),
+        body=PythonCalls(lines=True, fence=("```python", "```")),
+        closes=("<|tool_call_end|>",),
+    ),
+    ToolFormat(
         name="olmo3",
         opens=("<function_calls>",),
         body=PythonCalls(lines=True),
@@ -154,6 +160,16 @@ _ALL: Final = (
         frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
     ToolFormat(
+        name="solar",
+        sections=("<|tool_calls|>",),
+        opens=("<|tool_call:begin|>",),
+        lone=True,
+        body=NamedJson(after_name=("<|tool_call:args|>",), id_first="<|tool_call:name|>"),
+        inner=("<|tool_call:name|>", "<|tool_call:args|>"),
+        closes=("<|tool_call:end|>",),
+        section_ends=("<|calls|>",),
+    ),
+    ToolFormat(
         name="mistral",
         opens=("[TOOL_CALLS]",),
         body=NamedJson(after_name=("[ARGS]",), id_marker="[CALL_ID]", object_ends_name=True, array=_OBJECTS),
@@ -173,6 +189,12 @@ _ALL: Final = (
         opens=(element_calls.CALL_OPEN,),
         body=element_calls.read,
         section_ends=(f"{element_calls.MARK}</tool_call>",),
+    ),
+    ToolFormat(
+        name="tool_calls_array",
+        opens=("<tool_calls>",),
+        body=_OBJECTS,
+        closes=("</tool_calls>",),
     ),
     ToolFormat(
         name="minimax_m1",
@@ -251,6 +273,13 @@ _ALL: Final = (
         frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     ToolFormat(
+        name="command_r",
+        opens=("Action:\n```json\n", "Action: ```json\n"),
+        soft=("Action:\n```json\n", "Action: ```json\n"),
+        body=JsonCalls(name_keys=("tool_name",), argument_keys=("parameters",)),
+        closes=("```",),
+    ),
+    ToolFormat(
         name="granite",
         opens=("<|tool_call|>",),
         body=_OBJECTS,
@@ -259,12 +288,6 @@ _ALL: Final = (
         name="granite_function_call",
         opens=("<function_call>",),
         body=_OBJECT,
-    ),
-    ToolFormat(
-        name="tool_calls_array",
-        opens=("<tool_calls>",),
-        body=_OBJECTS,
-        closes=("</tool_calls>",),
     ),
     ToolFormat(
         name="nemotron2",

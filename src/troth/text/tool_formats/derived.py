@@ -1,7 +1,8 @@
 """Formats that no module describes: markers taken from what a template writes, or from what a config declares.
 
-Both give a candidate only; whoever wants to use one proves it by reading back what the template renders
-(``text/template_probe.py``). Knows no template engine. Read next: ``format.py``.
+Both give a candidate only, in words that can be handed on (``contracts/tools.CallForm``); whoever wants to use one
+proves it by reading back what the template renders (``text/template_probe.py``). Knows no template engine. Read next:
+``format.py``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
+from troth.contracts.tools import CallForm
 from troth.text.tool_formats.format import ToolFormat
 from troth.text.tool_formats.json_calls import JsonCalls
 from troth.text.tool_formats.json_scan import json_value
@@ -58,8 +60,17 @@ def _words(reader: Reader, words: tuple[str, ...]) -> Steps[None]:
         yield from reader.expect(word)
 
 
-def derived_format(with_call: str, with_text: str, name: str, arguments: Mapping[str, Any]) -> ToolFormat | None:
-    """The format of a template's calls, from two renders that differ in the last message.
+def format_of(form: CallForm, name: str) -> ToolFormat:
+    """What reads calls of a form."""
+    if not form.named:
+        body = JsonCalls(argument_keys=("arguments", "parameters"))
+        return ToolFormat(name=name, opens=form.opens, body=body, closes=form.closes)
+    named = DerivedCalls(before_name=form.before_name, between=form.between, after=form.after)
+    return ToolFormat(name=name, opens=form.opens, body=named, resumes=form.after[-1:])
+
+
+def derived_form(with_call: str, with_text: str, name: str, arguments: Mapping[str, Any]) -> CallForm | None:
+    """The form of a template's calls, from two renders that differ in the last message.
 
     Args:
         with_call: The assistant calls ``name`` with ``arguments`` and says nothing.
@@ -80,22 +91,22 @@ def derived_format(with_call: str, with_text: str, name: str, arguments: Mapping
     span = _object_in(behind, arguments)
     if span is None:
         return None
-    body = DerivedCalls(
+    form = CallForm(
+        opens=(opener[0],),
+        named=True,
         before_name=tuple(before[opener.end() :].split()),
         between=tuple(behind[: span[0]].split()),
         after=tuple(behind[span[1] :].split()),
     )
-    words = (opener[0], *body.before_name, *body.between, *body.after)
-    if any(len(word) > MAX_MARKER_CHARACTERS for word in words):
-        return None
-    return ToolFormat(name="derived", opens=(opener[0],), body=body, resumes=body.after[-1:])
+    words = (opener[0], *form.before_name, *form.between, *form.after)
+    return None if any(len(word) > MAX_MARKER_CHARACTERS for word in words) else form
 
 
-def declared_format(response_template: Mapping[str, Any]) -> ToolFormat | None:
-    """The format that a tokenizer config's ``response_template`` (transformers 5, version 1) declares for calls.
+def declared_form(response_template: Mapping[str, Any]) -> CallForm | None:
+    """The form that a tokenizer config's ``response_template`` (transformers 5, version 1) declares for calls.
 
     Returns:
-        A format when calls stand as JSON between two literal markers; None for any other declaration, as patterns are
+        A form when calls stand as JSON between two literal markers; None for any other declaration, as patterns are
         not run.
     """
     fields = response_template.get("fields")
@@ -113,8 +124,7 @@ def declared_format(response_template: Mapping[str, Any]) -> ToolFormat | None:
         or not closes
     ):
         return None
-    body = JsonCalls(argument_keys=("arguments", "parameters"))
-    return ToolFormat(name="declared", opens=opens, body=body, closes=closes)
+    return CallForm(opens=opens, closes=closes)
 
 
 def _literals(value: Any) -> tuple[str, ...]:

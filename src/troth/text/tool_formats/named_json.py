@@ -1,6 +1,6 @@
 """Bodies that are a name in the open and the arguments as one JSON object: ``f[ARGS]{"city":"Paris"}``.
 
-Sources: templates and replies of Mistral (Tekken v11 and v13), Kimi K2. Refuses to know markers: those are
+Sources: templates and replies of Mistral (Tekken v11 and v13), Kimi K2, Solar Open. Refuses to know markers: those are
 in the table of each format.
 """
 
@@ -27,6 +27,8 @@ class NamedJson:
     """Markers that end the name; the last one consumed must be followed by the object."""
     id_marker: str = ""
     """Where the name may end and an id begin, before one of ``after_name``."""
+    id_first: str = ""
+    """A marker between an id, which comes first, and the name."""
     object_ends_name: bool = False
     """The name may end where the object begins, without a marker."""
     prefixes: tuple[str, ...] = ()
@@ -42,9 +44,12 @@ class NamedJson:
         if self.array and (yield from reader.peek()) == "[":
             yield from self.array(reader, unit, opener)
             return
+        call_id = None
+        if self.id_first:
+            call_id = (yield from reader.word((self.id_first,), MAX_NAME_CHARACTERS)).strip() or None
+            yield from reader.expect(self.id_first)
         ends = (*self.after_name, *((self.id_marker,) if self.id_marker else ()), *("{" * self.object_ends_name))
         written = (yield from reader.word(ends, MAX_NAME_CHARACTERS)).strip()
-        call_id = None
         if self.id_marker and (yield from reader.literal((self.id_marker,))):
             call_id = (yield from reader.word(self.after_name, MAX_NAME_CHARACTERS)).strip() or None
         yield from reader.literal(self.after_name)

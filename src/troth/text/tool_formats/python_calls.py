@@ -1,7 +1,7 @@
 """Bodies that are calls in Python's notation: ``[f(city='Paris', n=1), g()]``.
 
-Sources: templates and replies of LFM2, Llama 4, OLMo 3, ToolACE. Literals only, of Python or JSON; nothing is
-evaluated. Refuses to know markers: those are in the table of each format.
+Sources: templates and replies of LFM2, Llama 4, OLMo 3, ToolACE, MiniCPM 3. Literals only, of Python or JSON; nothing
+is evaluated. Refuses to know markers: those are in the table of each format.
 """
 
 from __future__ import annotations
@@ -35,9 +35,20 @@ class PythonCalls:
     brackets_required: bool = False
     lines: bool = False
     """Calls without brackets may follow each other on lines."""
+    fence: tuple[str, str] = ("", "")
+    """What stands before the first call and behind the last."""
 
     def __call__(self, reader: Reader, unit: Unit, opener: str) -> Steps[None]:
         """Read one unit."""
+        yield from reader.space()
+        if self.fence[0]:
+            yield from reader.expect(self.fence[0])
+        yield from self._calls(reader, unit)
+        if self.fence[1]:
+            yield from reader.space()
+            yield from reader.expect(self.fence[1])
+
+    def _calls(self, reader: Reader, unit: Unit) -> Steps[None]:
         yield from reader.space()
         bracket = yield from reader.literal(("[",))
         if not bracket and self.brackets_required:

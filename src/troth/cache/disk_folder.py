@@ -1,0 +1,282 @@
+"""One folder of the disk tier: its index, its quota and its files, shared with other processes.
+
+Refuses to know queues and threads (``disk_tier.py``). Whatever goes wrong ends in a miss and in a sentence,
+``trouble``, never in an error.
+
+    folder/index.sqlite          which file holds which block (``disk_index.py``)
+    folder/ab/ab12...safetensors  the files, named after their content (``disk_segment.py``)
+    folder/scratch-*/            what a process is writing; removed by whoever finds its owner gone
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Final, TypeVar
+
+from troth.cache.disk_index import FILE_NAME, DiskIndex, IndexTrouble, Location
+from troth.cache.disk_names import SegmentKind
+from troth.cache.disk_segment import (
+    SUFFIX,
+    DamagedSegment,
+    Segment,
+    describe_segment,
+    read_segment,
+    write_segment,
+)
+from troth.contracts.prefix_cache import DiskCacheContents
+
+_log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
+
+QUOTA_BYTES: Final = 10 * 2**30
+QUOTA_SHARE: Final = 0.1
+"""Of the free disk; the smaller of the two is the default quota."""
+_LOCK: Final = "lock"
+_PRIVATE: Final = 0o700
+"""What is kept says what was talked about: nobody else may read it."""
+
+
+class DiskFolder:
+    """One process's way to the folder. Thread-safe.
+
+    Args:
+        folder: made if it is not there, for this user alone.
+        quota_bytes: most bytes of all files; None: the default.
+
+    A folder that cannot be used holds nothing, and ``trouble`` says why.
+    """
+
+    def __init__(self, folder: Path, *, quota_bytes: int | None = None) -> None:
+        self.path = folder
+        self.quota_bytes = 0
+        self.num_bytes = 0
+        """Of all files, as of the last change made here."""
+        self.trouble = ""
+        """Why nothing is written any more; empty while all is well."""
+        self.counts: Counter[str] = Counter()
+        """written, damaged, evicted: files."""
+        self._lock = threading.Lock()
+        """Guards the connection. Never held while a file's content is read or written."""
+        self._index: DiskIndex | None = None
+        self._scratch: Path | None = None
+        self._scratch_lock: IO[str] | None = None
+        try:
+            self._open(quota_bytes)
+        except (OSError, sqlite3.OperationalError) as error:
+            self.stop_writing(f"the cache folder {folder} cannot be used: {error}")
+        except IndexTrouble as error:
+            self._lose_index(error)
+
+    @property
+    def scratch(self) -> Path | None:
+        """Where to write before a file appears; None when nothing can be written."""
+        return self._scratch
+
+    def find(self, kind: SegmentKind, names: Sequence[bytes]) -> dict[bytes, Location]:
+        """Where those of ``names`` lie that are listed. Their files may yet prove damaged."""
+        return self._ask(lambda index: index.find(kind, names), {})
+
+    def touch(self, files: Iterable[str]) -> None:
+        """These were used just now, the first of them last."""
+        self._ask(lambda index: index.touch(files), None)
+
+    def label(self, namespace: str, label: str) -> None:
+        """Call a namespace so, for people."""
+        self._ask(lambda index: index.label(namespace, label), None)
+
+    def contents(self) -> list[DiskCacheContents]:
+        """What is listed, by namespace and kind."""
+        return self._ask(lambda index: index.contents(), [])
+
+    def files(self) -> list[str]:
+        """Every listed file."""
+        return self._ask(lambda index: sorted(index.files()), [])
+
+    def read(self, file: str) -> Segment | None:
+        """A file that is what it was when it was written; one that is not is removed."""
+        try:
+            return read_segment(self.path, file)
+        except DamagedSegment as error:
+            self.remove_damaged(file, str(error))
+            return None
+
+    def remove_damaged(self, file: str, why: str) -> None:
+        """A file is not what it should be; one that was given up meanwhile is only gone."""
+
+        def remove(index: DiskIndex) -> None:
+            if index.lists(file):
+                _log.warning("removing a damaged file of the disk cache: %s", why)
+                self.counts["damaged"] += 1
+                self._drop(index, file)
+
+        self._ask(remove, None)
+
+    def remove_blocks(self, names: Sequence[bytes]) -> None:
+        """Forget these blocks, and what shares a file with them."""
+
+        def remove(index: DiskIndex) -> None:
+            for file in index.files_of(names):
+                self._drop(index, file)
+
+        self._ask(remove, None)
+
+    def clear(self, namespace: str | None = None) -> int:
+        """Remove every file, of one namespace or of all; how many there were."""
+
+        def remove(index: DiskIndex) -> int:
+            files = index.files(namespace)
+            for file in files:
+                self._drop(index, file)
+            return len(files)
+
+        return self._ask(remove, 0)
+
+    def write(self, segment: Segment) -> None:
+        """Keep a segment, unless all of it is known. Raises OSError or IndexTrouble."""
+        with self._lock:
+            if self._index is None or self._scratch is None or segment.num_bytes > self.quota_bytes:
+                return
+            if len(self._index.find(segment.kind, segment.names)) == len(segment.names):
+                return
+            self._evict(self._index, segment.num_bytes)
+            scratch = self._scratch
+        # Without the lock: the slow part, which no lookup should wait for.
+        file, num_bytes = write_segment(segment, self.path, scratch)
+        with self._lock:
+            if self._index is not None:
+                self._index.add(segment.kind, segment.namespace, segment.names, file, num_bytes)
+                self.counts["written"] += 1
+                self._evict(self._index, 0)
+
+    def stop_writing(self, why: str) -> None:
+        """Say so, once, and only read from now on."""
+        if not self.trouble:
+            _log.warning("the disk cache writes nothing more: %s", why)
+        self.trouble = why
+
+    def failed(self, error: Exception) -> None:
+        """The index failed while it was written to."""
+        with self._lock:
+            self._lose_index(error)
+
+    def close(self) -> None:
+        """Let the folder go. Idempotent."""
+        with self._lock:
+            if self._index is not None:
+                self._index.close()
+                self._index = None
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+                self._scratch = None
+            if self._scratch_lock is not None:
+                self._scratch_lock.close()
+                self._scratch_lock = None
+
+    def _ask(self, question: Callable[[DiskIndex], _Found], without: _Found) -> _Found:
+        """What the index answers; ``without`` when there is none, or it fails."""
+        with self._lock:
+            if self._index is None:
+                return without
+            try:
+                return question(self._index)
+            except IndexTrouble as error:
+                self._lose_index(error)
+                return without
+
+    def _open(self, quota_bytes: int | None) -> None:
+        self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+        self._remove_abandoned()
+        # Locked before it gets the name by which others look for abandoned ones.
+        new = Path(tempfile.mkdtemp(prefix="new-", dir=self.path))
+        self._scratch_lock = (new / _LOCK).open("w")
+        fcntl.flock(self._scratch_lock, fcntl.LOCK_EX)
+        self._scratch = new.rename(new.with_name(new.name.replace("new-", "scratch-", 1)))
+        try:
+            self._index = DiskIndex(self.path)
+            self._adopt_unlisted(self._index)
+        except IndexTrouble as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            self._renew_index()
+        assert self._index is not None
+        free = shutil.disk_usage(self.path).free + self._index.total_bytes()
+        self.quota_bytes = min(QUOTA_BYTES, int(free * QUOTA_SHARE)) if quota_bytes is None else quota_bytes
+        self._evict(self._index, 0)
+
+    def _remove_abandoned(self) -> None:
+        """Remove the scratch folders of processes that are gone: nobody holds their lock."""
+        for scratch in self.path.glob("scratch-*"):
+            try:
+                with open(scratch / _LOCK) as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(scratch, ignore_errors=True)
+            except OSError:
+                continue  # its owner is alive, or another process is just removing it
+
+    def _adopt_unlisted(self, index: DiskIndex) -> None:
+        """List files whose writer was stopped before it could; drop entries of files that are not there."""
+        on_disk = {str(path.relative_to(self.path)) for path in self.path.glob(f"??/*{SUFFIX}")}
+        listed = index.files()
+        for file in listed - on_disk:
+            index.remove(file)
+        if not index.files() <= on_disk:
+            raise sqlite3.DatabaseError("entries of the index cannot be removed")
+        for file in on_disk - listed:
+            try:
+                found = describe_segment(self.path, file)
+                index.add(found.kind, found.namespace, found.names, file, (self.path / file).stat().st_size)
+            except (DamagedSegment, OSError):
+                (self.path / file).unlink(missing_ok=True)
+                self.counts["damaged"] += 1
+
+    def _renew_index(self) -> None:
+        """Begin the index anew; the files say themselves what they hold."""
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        for suffix in ("", "-wal", "-shm"):
+            (self.path / f"{FILE_NAME}{suffix}").unlink(missing_ok=True)
+        self._index = DiskIndex(self.path)
+        self._adopt_unlisted(self._index)
+
+    def _lose_index(self, error: Exception) -> None:
+        """The database failed while in use: a damaged one is made anew, any other trouble stops writing."""
+        try:
+            if isinstance(error, sqlite3.OperationalError):
+                self.stop_writing(f"the cache index in {self.path} cannot be used: {error}")
+            else:
+                self._renew_index()
+        except (OSError, *IndexTrouble) as second:
+            self._index = None
+            self.stop_writing(f"the cache index in {self.path} is damaged and cannot be made anew: {second}")
+
+    def _drop(self, index: DiskIndex, file: str) -> None:
+        index.remove(file)
+        try:
+            (self.path / file).unlink(missing_ok=True)
+        except OSError as error:
+            self.stop_writing(f"a file of the cache cannot be removed: {error}")
+        self.num_bytes = index.total_bytes()
+
+    def _evict(self, index: DiskIndex, num_bytes: int) -> None:
+        """Make room for so many bytes within the quota."""
+        held = self.num_bytes = index.total_bytes()
+        while held + num_bytes > self.quota_bytes:
+            file = index.oldest()
+            if file is None:
+                return
+            self.counts["evicted"] += 1
+            index.remove(file)
+            (self.path / file).unlink(missing_ok=True)
+            left = self.num_bytes = index.total_bytes()
+            if left >= held:
+                raise sqlite3.DatabaseError("entries of the index cannot be removed")
+            held = left

@@ -1,0 +1,97 @@
+"""Attention of a long prompt computed whole: its keys and values are laid out anew for cuDNN's fused kernel.
+
+Moving them costs a fiftieth of the attention of 8,192 tokens; that kernel is twice as fast as any that reads blocks.
+Legend: L tokens of the prompt, B its blocks, H query heads, K key-value heads, D head size, S = 16 slots.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from troth.contracts.names import BLOCK_TOKENS
+from troth.ops.impl.triton import power_of_2
+from troth.ops.layer_kv import LayerKV
+from troth.ops.rows import Rows
+
+LEAST_TOKENS: Final = 1024
+"""Shorter prompts are not worth the moving."""
+MOST_HEAD: Final = 128
+HEAD_MULTIPLE: Final = 8
+
+
+@triton.jit
+def _gather(
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    table: tl.tensor,
+    k_out: tl.tensor,
+    v_out: tl.tensor,
+    length: tl.tensor,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> None:
+    index, head = tl.program_id(0), tl.program_id(1)
+    block = tl.maximum(tl.load(table + index), 0).to(tl.int64)
+    s, d = tl.arange(0, SLOTS), tl.arange(0, DP)
+    at = (block * K + head) * (D * SLOTS)
+    inside = (d < D)[None, :]
+    token = index * SLOTS + s
+    written = (token < length)[:, None] & inside
+    out_at = (token.to(tl.int64) * K + head)[:, None] * D + d[None, :]
+    k = tl.load(k_cache + at + (d * SLOTS)[:, None] + s[None, :], mask=(d < D)[:, None], other=0.0)
+    tl.store(k_out + out_at, tl.trans(k).to(k_out.dtype.element_ty), mask=written)
+    v = tl.load(v_cache + at + (s * D)[:, None] + d[None, :], mask=inside, other=0.0)
+    tl.store(v_out + out_at, v.to(v_out.dtype.element_ty), mask=written)
+
+
+def gather(kv: LayerKV, block_table_B: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values of a row's first ``length`` tokens, in order: ``dtype`` [L, K, D] each."""
+    num_kv_heads, head_dim = kv.k_NKDS.shape[1], kv.k_NKDS.shape[2]
+    k_LKD, v_LKD = torch.empty(2, length, num_kv_heads, head_dim, dtype=dtype, device=kv.k_NKDS.device)
+    _gather[(triton.cdiv(length, BLOCK_TOKENS), num_kv_heads)](
+        kv.k_NKDS,
+        kv.v_NKSD,
+        block_table_B,
+        k_LKD,
+        v_LKD,
+        length,
+        K=num_kv_heads,
+        D=head_dim,
+        DP=power_of_2(head_dim),
+        SLOTS=BLOCK_TOKENS,
+        num_warps=4,
+    )
+    return k_LKD, v_LKD
+
+
+def takes_whole(q_THD: Tensor, kv: LayerKV, rows: Rows, row: int, window: int | None, softcap: float | None) -> bool:
+    """Whether this row is a long prompt from its first token on, of a kind that cuDNN computes."""
+    num_new, head_dim = rows.num_new[row], q_THD.shape[2]
+    return (
+        num_new >= LEAST_TOKENS
+        and rows.starts[row] == 0
+        and softcap is None
+        and (window is None or window >= num_new)
+        and q_THD.is_cuda
+        and q_THD.dtype != torch.float32
+        and head_dim <= MOST_HEAD
+        and head_dim % HEAD_MULTIPLE == 0
+    )
+
+
+def attend_whole(q_LHD: Tensor, kv: LayerKV, block_table_B: Tensor, scale: float) -> Tensor:
+    """Causal attention of a whole prompt: float [L, H, D]."""
+    k_LKD, v_LKD = gather(kv, block_table_B, q_LHD.shape[0], q_LHD.dtype)
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_LHD, k_LKD, v_LKD))
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return y.squeeze(0).transpose(0, 1)

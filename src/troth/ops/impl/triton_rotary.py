@@ -1,0 +1,147 @@
+"""Head norms, rotation and the cache write between projection and attention, in one Triton kernel.
+
+A program takes one head of a few tokens. Queries come back rotated; keys and values go to their slots. A negative slot
+is not written: padding of a captured step.
+Legend: T tokens, E = (H + 2 K) D, H query heads, K key-value heads, D head size, W rotated pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from troth.contracts.names import BLOCK_TOKENS
+from troth.ops.impl.triton import power_of_2, takes, takes_cache
+from troth.ops.impl.triton_overlap import OVERLAP, await_inputs
+from troth.ops.layer_kv import LayerKV
+from troth.ops.rotary_kv_write import HeadNorms, RotaryTable, rotary_kv_write
+
+CHUNK_TOKENS: Final = 16
+"""Tokens per program in chunks: keys of a block lie side by side, so 16 tokens fill whole sectors of memory."""
+SINGLE_TOKENS: Final = 64
+"""Up to so many tokens each has programs of its own: decode steps, whose tokens lie in different blocks."""
+
+
+@triton.jit
+def _rotary_kv_write(
+    qkv: tl.tensor,
+    positions: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    slots: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    out: tl.tensor,
+    qkv_stride: tl.tensor,
+    num_tokens: tl.tensor,
+    eps: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    W: tl.constexpr,
+    DP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NORMS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    await_inputs(OVERLAP)
+    head = tl.program_id(1)
+    t = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    d = tl.arange(0, DP)
+    inside = (t < num_tokens)[:, None] & (d < D)[None, :]
+    row = qkv + t[:, None] * qkv_stride + head * D
+    slot = tl.load(slots + t, mask=t < num_tokens, other=-1)
+    written = inside & (slot >= 0)[:, None]
+    block, offset = slot // SLOTS, slot % SLOTS
+    given = tl.load(row + d[None, :], mask=inside, other=0.0)
+    if head >= H + K:
+        at = ((block * K + (head - H - K)) * SLOTS + offset) * D
+        tl.store(v_cache + at[:, None] + d[None, :], given.to(v_cache.dtype.element_ty), mask=written)
+    else:
+        # Value i turns with value i + W, those from 2 W on stay.
+        other_d = tl.where(d < W, d + W, d - W)
+        turns = inside & (d < 2 * W)[None, :]
+        x = given.to(tl.float32)
+        other = tl.load(row + other_d[None, :], mask=turns, other=0.0).to(tl.float32)
+        if NORMS:
+            norm = q_norm if head < H else k_norm
+            scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=1) / D + eps)
+            x = x * scale[:, None] * tl.load(norm + d, mask=d < D, other=0.0)[None, :]
+            other = other * scale[:, None] * tl.load(norm + other_d, mask=d < 2 * W, other=0.0)[None, :]
+        position = tl.maximum(tl.load(positions + t, mask=t < num_tokens, other=0), 0)
+        angle = position[:, None] * W + (d % W)[None, :]
+        c = tl.load(cos + angle, mask=turns, other=1.0)
+        s = tl.load(sin + angle, mask=turns, other=0.0)
+        x = x * c + tl.where(d < W, -1.0, 1.0)[None, :] * other * s
+        if head < H:
+            at = (t * H + head) * D
+            tl.store(out + at[:, None] + d[None, :], x.to(out.dtype.element_ty), mask=inside)
+        else:
+            at = (block * K + (head - H)) * (D * SLOTS) + offset
+            k_at = k_cache + at[:, None] + (d * SLOTS)[None, :]
+            tl.store(k_at, x.to(k_cache.dtype.element_ty), mask=written)
+
+
+def _takes_rotary(
+    qkv_TE: Tensor,
+    num_heads: int,
+    positions_T: Tensor,
+    rotary: RotaryTable,
+    norms: HeadNorms | None,
+    slots_T: Tensor,
+    kv: LayerKV,
+) -> bool:
+    return takes(qkv_TE) and qkv_TE.stride(-1) == 1 and takes_cache(kv)
+
+
+@rotary_kv_write.provider("triton", supports=_takes_rotary)
+def rotary_kv_write_triton(
+    qkv_TE: Tensor,
+    num_heads: int,
+    positions_T: Tensor,
+    rotary: RotaryTable,
+    norms: HeadNorms | None,
+    slots_T: Tensor,
+    kv: LayerKV,
+) -> Tensor:
+    """As ops.rotary_kv_write; tokens whose slot is negative are not stored. Addresses are not checked otherwise."""
+    num_tokens = qkv_TE.shape[0]
+    num_kv_heads, head_dim = kv.k_NKDS.shape[1], kv.k_NKDS.shape[2]
+    q_THD = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv_TE.dtype, device=qkv_TE.device)
+    tokens = 1 if num_tokens <= SINGLE_TOKENS else CHUNK_TOKENS
+    # Without norms their addresses are never read.
+    q_norm_D, k_norm_D = (norms.q_D, norms.k_D) if norms is not None else (rotary.cos_PW, rotary.cos_PW)
+    _rotary_kv_write[(triton.cdiv(num_tokens, tokens), num_heads + 2 * num_kv_heads)](
+        qkv_TE,
+        positions_T,
+        rotary.cos_PW,
+        rotary.sin_PW,
+        q_norm_D,
+        k_norm_D,
+        slots_T,
+        kv.k_NKDS,
+        kv.v_NKSD,
+        q_THD,
+        qkv_TE.stride(0),
+        num_tokens,
+        norms.eps if norms is not None else 0.0,
+        H=num_heads,
+        K=num_kv_heads,
+        D=head_dim,
+        W=rotary.cos_PW.shape[1],
+        DP=power_of_2(head_dim),
+        TOKENS=tokens,
+        NORMS=norms is not None,
+        SLOTS=BLOCK_TOKENS,
+        num_warps=1 if tokens == 1 else 4,
+        OVERLAP=OVERLAP,
+        launch_pdl=OVERLAP,
+    )
+    return q_THD

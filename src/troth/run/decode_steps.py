@@ -1,0 +1,49 @@
+"""Which way plans become tensors and decodes are computed on a device: recorded on the CPU, captured on a GPU.
+
+Decided here once, when an engine starts. Next: ``recorded.py`` and ``graphs.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from troth.cache.storage import CacheStorage
+from troth.contracts.cache_spec import AttentionSpec
+from troth.models.family import Model
+from troth.ops.attention import attention
+from troth.ops.impl import cpu
+from troth.run.batch import BatchBuilder
+from troth.run.device_batch import DeviceBatches
+from troth.run.graphs import DecodeGraphs, cuda_capture
+from troth.run.recorded import RecordedDecode
+from troth.run.runner import Batches, DecodeSteps
+
+
+def pipeline_depth(device: torch.device) -> int:
+    """Steps launched before the oldest is read, beyond one: where the device computes while the host goes on."""
+    return 1 if device.type == "cuda" else 0
+
+
+def step_builders(
+    model: Model,
+    cache: CacheStorage,
+    groups: tuple[AttentionSpec, ...],
+    *,
+    max_rows: int,
+    context_tokens: int,
+    device: torch.device,
+) -> tuple[Batches, DecodeSteps | None]:
+    """What turns plans into tensors, and what computes decodes faster than call by call; None: nothing does.
+
+    The op providers are active already.
+    """
+    fastest = attention.active[:1]
+    if device.type == "cpu":
+        host = BatchBuilder(groups, max_rows, context_tokens, device)
+        return host, RecordedDecode(model, cache, host, cpu.recording) if fastest == ("cpu",) else None
+    batches = DeviceBatches(groups, max_rows, context_tokens, device)
+    graphs = DecodeGraphs(model, cache, batches, cuda_capture(), max_rows=max_rows, context_tokens=context_tokens)
+    if fastest != ("triton",):
+        # Others look at lengths on the host, which a capture would freeze.
+        graphs.refusal = "decode steps are not captured: the op provider triton is not active"
+    return batches, graphs

@@ -1,0 +1,185 @@
+"""Every op's Triton kernels on the GPU against its reference, over whole grids and at the sizes of real models."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import troth.ops
+from tests.cpu.op_cases import assert_close
+from troth.ops import registry
+from troth.ops.attention import attention, paged_kv
+from troth.ops.grid import Case, Inputs, RowSpec, rows_of
+from troth.ops.impl import triton as kernels
+from troth.ops.linear import RawLinearWeight, linear, pack, random_weight
+from troth.ops.registry import OPS, Op
+from troth.ops.rotary_kv_write import rotary_kv_write
+from troth.ops.sample import draws_of, sample, step_key
+
+REASON = kernels.unavailable()
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(REASON is not None or kernels.INTERPRETED, reason=f"the Triton kernels cannot run: {REASON}"),
+]
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+FLOAT32_ONLY = ("sample", "all_finite", "penalise", "mask")
+"""Ops on logits."""
+EXACT_ON_CPU = ("sample",)
+"""Ops whose reference is compared on the CPU: a logarithm of the GPU's own would move near ties."""
+
+for module in pkgutil.iter_modules(troth.ops.__path__):
+    importlib.import_module(f"troth.ops.{module.name}")
+if REASON is None and not kernels.INTERPRETED:
+    registry.activate()
+
+
+def calls() -> Iterator[Any]:
+    for op in OPS.values():
+        if "triton" not in op.implementations:
+            continue
+        for dtype in (torch.float32,) if op.name in FLOAT32_ONLY else (torch.float32, torch.bfloat16, torch.float16):
+            for case in op.grid():
+                if not case.timed:
+                    yield pytest.param(op, case, dtype, id=f"{op.name}-{case.name}-{str(dtype)[6:]}")
+
+
+def prepared(arguments: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """With weights in the form a model on the GPU has them in."""
+    return tuple(pack(a.parts, dtype, GPU) if isinstance(a, RawLinearWeight) else a for a in arguments)
+
+
+def results(op: Op[Any, Any], returned: Any, arguments: tuple[Any, ...]) -> list[Tensor]:
+    """Everything an op computed: what it returns, and what it writes in place."""
+    found = [] if returned is None else list(returned) if isinstance(returned, tuple) else [returned]
+    if op is rotary_kv_write:
+        found += [cache.nan_to_num() for cache in (arguments[-1].k_NKDS, arguments[-1].v_NKSD)]
+    return found or [arguments[0]]
+
+
+@pytest.mark.parametrize(("op", "case", "dtype"), list(calls()))
+def test_triton_equals_the_reference_over_the_grid(op: Op[Any, Any], case: Case, dtype: torch.dtype) -> None:
+    mine = prepared(case.make(Inputs(dtype, GPU)), dtype)
+    implementation = op.implementations["triton"]
+    if not implementation.supports(*mine):
+        pytest.skip(f"{op.name}: triton does not take these arguments")
+    got = results(op, implementation.run(*mine), mine)
+    theirs = case.make(Inputs(dtype, CPU if op.name in EXACT_ON_CPU else GPU))
+    for ours, want in zip(got, results(op, op.reference(*theirs), theirs), strict=True):
+        assert_close(op, ours.to(want.device), want)
+
+
+LONG: list[list[RowSpec]] = [
+    [(0, 5000, 1)],
+    [(r, 37 * r * r, 1) for r in range(33)],
+    [(0, 3000, 5), (1, 0, 2), (2, 140, 8), (3, 4100, 1)][::-1],
+    [(0, 800, 1), (1, 0, 1500), (2, 900, 700), (3, 0, 40)],
+]
+
+
+@pytest.mark.parametrize("specs", LONG, ids=["one-long", "many", "few-new", "chunks"])
+@pytest.mark.parametrize(("heads", "window", "softcap"), [((32, 8, 128), None, None), ((8, 4, 256), 600, 30.0)])
+def test_attention_of_long_contexts_equals_the_reference(
+    specs: list[RowSpec], heads: tuple[int, int, int], window: int | None, softcap: float | None
+) -> None:
+    inputs = Inputs(torch.bfloat16, GPU)
+    rows = rows_of(specs, GPU)
+    kv, table_RB, slots_T = paged_kv(inputs, rows, heads[1], heads[2], window)
+    arguments = inputs.normal(len(slots_T), heads[0], heads[2]), kv, table_RB, rows, heads[2] ** -0.5, window, softcap
+    assert_close(attention, attention.implementations["triton"].run(*arguments), attention.reference(*arguments))
+
+
+def test_decode_attention_does_not_depend_on_neighbours_or_the_width_of_tables() -> None:
+    """Bit for bit: the same row alone, among others, and with a table of full width."""
+    specs: list[RowSpec] = [(r, 211 * r + 5, 1) for r in range(40)]
+    inputs = Inputs(torch.bfloat16, GPU)
+    kv, table_RB, _ = paged_kv(inputs, rows_of(specs, GPU), 8, 128)
+    q_THD = inputs.normal(len(specs), 32, 128)
+    together = attention(q_THD, kv, table_RB, rows_of(specs, GPU), 0.09)
+    for r in (0, 7, 39):
+        for spare in (0, 1000):
+            table = torch.nn.functional.pad(table_RB[r : r + 1], (0, spare), value=-1)
+            alone = attention(q_THD[r : r + 1], kv, table, rows_of([specs[r]], GPU), 0.09)
+            assert torch.equal(alone, together[r : r + 1])
+
+
+def test_rows_that_pad_a_captured_step_are_harmless() -> None:
+    """Context 0 gives zeros, and a negative slot is not written."""
+    inputs = Inputs(torch.bfloat16, GPU)
+    rows = rows_of([(0, 40, 1), (1, 0, 1)], GPU)
+    kv, table_RB, slots_T = paged_kv(inputs, rows, 2, 64)
+    table_RB[1], slots_T[1] = -1, -1
+    rows.context_len_R[1] = 0
+    assert (attention(inputs.normal(2, 4, 64), kv, table_RB, rows, 0.1)[1] == 0).all()
+    before = kv.v_NKSD.nan_to_num().clone()
+    rotary = rotary_of(inputs)
+    rotary_kv_write(inputs.normal(2, 8 * 64), 4, torch.tensor([40, 0], device=GPU), rotary, None, slots_T, kv)
+    changed = (kv.v_NKSD.nan_to_num() != before).any(dim=-1).any(dim=1).nonzero()
+    assert changed.tolist() == [[int(slots_T[0]) // 16, int(slots_T[0]) % 16]]
+
+
+def rotary_of(inputs: Inputs) -> Any:
+    case = next(case for case in rotary_kv_write.grid() if case.name.startswith("4x2x64"))
+    rotary = case.make(inputs)[3]
+    return type(rotary)(rotary.cos_PW.repeat(9, 1), rotary.sin_PW.repeat(9, 1))
+
+
+FILTERS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.2},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_p": 1e-30},
+    {"top_p": 0.5},
+    {"top_p": 0.99},
+    {"min_p": 0.1},
+    {"top_k": 50, "top_p": 0.9, "min_p": 0.02, "temperature": 1.3},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.01},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_sample_draws_what_the_reference_draws_over_a_real_vocabulary(filters: dict[str, float]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for spread in (0.5, 2.5):
+        logits_RV = spread * torch.randn(24, 151936, generator=generator)
+        keys = [step_key(7, i) for i in range(24)]
+        want = sample.reference(logits_RV, draws_of([filters] * 24, keys, CPU))
+        got = sample.implementations["triton"].run(logits_RV.to(GPU), draws_of([filters] * 24, keys, GPU))
+        assert got.tolist() == want.tolist()
+
+
+def test_a_decode_step_of_kernels_replays_from_a_graph() -> None:
+    """Captured once, replayed on other lengths: what is launched depends on shapes alone."""
+    specs: list[RowSpec] = [(0, 700, 1), (1, 20, 1)]
+    inputs = Inputs(torch.bfloat16, GPU)
+    rows = rows_of(specs, GPU)
+    kv, table_RB, _ = paged_kv(inputs, rows, 8, 128)
+    q_THD = inputs.normal(2, 32, 128)
+    attention(q_THD, kv, table_RB, rows, 0.09)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out_THD = attention(q_THD, kv, table_RB, rows, 0.09)
+    shorter: list[RowSpec] = [(0, 130, 1), (1, 3, 1)]
+    rows.context_len_R.copy_(rows_of(shorter, GPU).context_len_R)
+    q_THD.copy_(inputs.normal(2, 32, 128))
+    graph.replay()
+    assert_close(attention, out_THD, attention.reference(q_THD, kv, table_RB, rows_of(shorter, GPU), 0.09))
+
+
+@pytest.mark.parametrize("form", ["BF16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("counts", [(1, 2, 3, 4), (5, 9, 16)], ids=["summed", "tiled"])
+def test_linear_of_few_tokens_does_not_depend_on_their_number(form: str, counts: tuple[int, ...]) -> None:
+    """Bit for bit, within each of the two ways of multiplying."""
+    inputs = Inputs(torch.bfloat16, GPU)
+    weight = pack([random_weight(inputs, form, (100, 4096))], torch.bfloat16, GPU)
+    x_TI = inputs.normal(counts[-1], 4096)
+    every = linear(x_TI, weight)
+    for count in counts:
+        assert torch.equal(linear(x_TI[:count], weight), every[:count])
