@@ -136,7 +136,7 @@ class Reader:
         blocks = -(-self.window_tokens // BLOCK_TOKENS)
         dtype = getattr(torch, self.kv_dtype)
         self._cache = CacheStorage(plain, (blocks,) * len(groups), 1, dtype=dtype, device=CPU)
-        self._batches = BatchBuilder(groups, 1, self.window_tokens, CPU)
+        self._batches = BatchBuilder(groups, 1, self.window_tokens)
         held = [BlockId(block) for block in range(blocks)]
         plan = StepPlan(0, block_updates=[BlockUpdate(Row(0), group, 0, held) for group in range(len(groups))])
         self._batches.follow(plan)

@@ -1,13 +1,15 @@
 """Every op on the sizes of real models: time, and the bytes and products per second beside what the machine can do.
 
-The ceiling of an op that reads much is the speed of memory, of one that multiplies much that of a large float32 matrix
-product; each line shows the one that is nearer. Weights and caches take turns among copies, so that none is in a cache
-that a real step would have flushed.
+The ceiling of an op that reads much is the speed of memory, of one that multiplies much that of a large matrix product
+(float32 on a CPU, bfloat16 on a GPU); each line shows the one that is nearer, and which provider ran. Weights and
+caches take turns among copies, so that none is in a cache that a real step would have flushed. On a GPU, calls are
+replayed from a CUDA graph, as decode steps are; those that cannot be captured are timed as they come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,41 +17,63 @@ from torch import Tensor
 
 from benchmarks import lib
 from troth.ops import registry
-from troth.ops.attention import LayerKV, attention
+from troth.ops.attention import attention
 from troth.ops.grid import Case, Inputs
 from troth.ops.impl import cpu
+from troth.ops.layer_kv import LayerKV
 from troth.ops.linear import RawLinearWeight, linear, pack
 from troth.ops.registry import Op
 from troth.ops.rows import Rows
 
-TESTS = ("tests/cpu/test_op_linear.py", "tests/cpu/test_op_attention.py", "tests/cpu/test_op_norms.py")
-CPU = torch.device("cpu")
-COPIES_BYTES = 256 * 2**20
-"""Arguments of one case, all copies together: more than any last-level cache here."""
+TESTS = {
+    "cpu": ("tests/cpu/test_op_linear.py", "tests/cpu/test_op_attention.py", "tests/cpu/test_op_norms.py"),
+    "cuda": ("tests/device/test_ops.py",),
+}
+COPIES_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
+"""Arguments of one case, all copies together: several times any last-level cache here."""
 MAX_COPIES = 8
 SECONDS = 0.4
-"""Of measuring each case."""
+"""Of measuring each case on a CPU."""
+REPLAYED_CALLS = 32
+REPLAYS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the ops run, and what it can do at best."""
+
+    device: torch.device
+    dtype: torch.dtype
+    memory_gb_per_s: float
+    products_gflop_per_s: float
+    timed: Callable[[list[Callable[[], object]]], float]
+    """Median seconds of one call of several that take turns."""
 
 
 def main() -> None:
     """Measure and print."""
     parser = lib.parser(__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", help="ops whose name contains this")
     arguments = parser.parse_args()
-    lib.gate(TESTS, arguments)
+    lib.gate(TESTS[arguments.device], arguments)
     registry.activate()
     torch.set_num_threads(arguments.threads)
     if cpu.unavailable() is None:
         cpu.start(arguments.threads)
-    memory, products = lib.memory_gb_per_s(arguments.threads), product_gflop_per_s()
-    print(f"{arguments.threads} threads: memory {memory:.1f} GB/s, float32 products {products:.0f} GFLOP/s")
+    machine = gpu() if arguments.device == "cuda" else processor(arguments.threads)
+    memory, products = machine.memory_gb_per_s, machine.products_gflop_per_s
+    print(f"memory {memory:.1f} GB/s, {str(machine.dtype)[6:]} products {products:.0f} GFLOP/s")
     figures: dict[str, dict[str, float]] = {}
+    providers: dict[str, str] = {}
     with torch.inference_mode():
         for op, case in timed_cases(arguments.only):
-            seconds, num_bytes, flops = measure(op, case)
+            seconds, num_bytes, flops, provider = measure(op, case, machine)
             share = max(num_bytes / seconds / 1e9 / memory, flops / seconds / 1e9 / products)
-            figures[f"{op.name} {case.name}"] = {
+            name = f"{op.name} {case.name}"
+            providers[name] = provider
+            figures[name] = {
                 "us": seconds * 1e6,
                 "gb_per_s": num_bytes / seconds / 1e9,
                 "gflop_per_s": flops / seconds / 1e9,
@@ -58,10 +82,48 @@ def main() -> None:
             rates = f"{num_bytes / seconds / 1e9:8.1f} GB/s" + (
                 f" {flops / seconds / 1e9:8.1f} GFLOP/s" if flops else ""
             )
-            print(f"{op.name + ' ' + case.name:52} {seconds * 1e6:10.1f} us {rates:32} {share:5.2f} of the ceiling")
-    options = {"threads": arguments.threads, "kernels": cpu.description() if cpu.unavailable() is None else None}
-    result = lib.stamp(options) | {"figures": figures, "memory_gb_per_s": memory, "products_gflop_per_s": products}
-    lib.finish("ops-cpu", result, arguments)
+            print(f"{name:52} {provider:9} {seconds * 1e6:10.1f} us {rates:32} {share:5.2f} of the ceiling")
+    options = {
+        "device": arguments.device,
+        "threads": arguments.threads,
+        "kernels": cpu.description() if cpu.unavailable() is None else None,
+    }
+    result = lib.stamp(options) | {
+        "figures": figures,
+        "providers": providers,
+        "memory_gb_per_s": memory,
+        "products_gflop_per_s": products,
+    }
+    lib.finish(f"ops-{arguments.device}", result, arguments)
+
+
+def processor(num_threads: int) -> Machine:
+    """The CPU with so many threads."""
+    return Machine(
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        memory_gb_per_s=lib.memory_gb_per_s(num_threads),
+        products_gflop_per_s=product_gflop_per_s(),
+        timed=by_clock,
+    )
+
+
+def gpu() -> Machine:
+    """The first CUDA device. Its memory's speed is that of a kernel that reads and writes as much."""
+    device = torch.device("cuda")
+    source = torch.randn(2**30, device=device).to(torch.bfloat16)
+    target = torch.empty_like(source)
+    streaming = by_replay([lambda: torch.neg(source, out=target)])
+    side = 8192
+    a, b = torch.randn(2, side, side, device=device).to(torch.bfloat16)
+    multiplying = by_replay([lambda: a @ b])
+    return Machine(
+        device=device,
+        dtype=torch.bfloat16,
+        memory_gb_per_s=4 * source.numel() / streaming / 1e9,
+        products_gflop_per_s=2 * side**3 / multiplying / 1e9,
+        timed=by_replay,
+    )
 
 
 def timed_cases(only: str | None) -> Iterator[tuple[Op[Any, Any], Case]]:
@@ -72,25 +134,63 @@ def timed_cases(only: str | None) -> Iterator[tuple[Op[Any, Any], Case]]:
                 yield op, case
 
 
-def measure(op: Op[Any, Any], case: Case) -> tuple[float, int, float]:
-    """Median seconds of a call, the bytes it must move and the floating-point operations it must do."""
-    first = arguments_of(case, 0)
+def measure(op: Op[Any, Any], case: Case, machine: Machine) -> tuple[float, int, float, str]:
+    """Median seconds of a call, the bytes it must move, the operations it must do, and who does them."""
+    first = arguments_of(case, machine, 0)
     num_bytes, flops = work(op, first)
-    copies = max(1, min(MAX_COPIES, COPIES_BYTES // max(1, num_bytes)))
-    turns = [first] + [arguments_of(case, seed) for seed in range(1, copies)]
-    for turn in turns:
-        op(*turn)
+    copies = max(1, min(MAX_COPIES, COPIES_BYTES[machine.device.type] // max(1, num_bytes)))
+    turns = [first] + [arguments_of(case, machine, seed) for seed in range(1, copies)]
+    calls: list[Callable[[], object]] = [lambda turn=turn: op(*turn) for turn in turns]  # type: ignore[misc]
+    return machine.timed(calls), num_bytes, flops, provider_of(op, first)
+
+
+def provider_of(op: Op[Any, Any], arguments: tuple[Any, ...]) -> str:
+    """The first active provider that takes the arguments."""
+    takers = (name for name in op.active if op.implementations[name].supports(*arguments))
+    return next(takers, registry.REFERENCE)
+
+
+def by_clock(calls: list[Callable[[], object]]) -> float:
+    """Median seconds of a call, by the host's clock."""
+    for call in calls:
+        call()
     times: list[float] = []
     while sum(times) < SECONDS or len(times) < 5:
-        turn = turns[len(times) % len(turns)]
-        times.append(lib.timed(lambda turn=turn: op(*turn)))  # type: ignore[misc]
-    return sorted(times)[len(times) // 2], num_bytes, flops
+        times.append(lib.timed(calls[len(times) % len(calls)]))
+    return sorted(times)[len(times) // 2]
 
 
-def arguments_of(case: Case, seed: int) -> tuple[Any, ...]:
+def by_replay(calls: list[Callable[[], object]]) -> float:
+    """Median seconds of a call on the GPU: of replays of a graph of many, or one by one where that cannot be."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            for n in range(REPLAYED_CALLS):
+                calls[n % len(calls)]()
+    except RuntimeError:  # the call waits for the device, or copies from the host
+        torch.cuda.synchronize()
+        return sorted(device_seconds(call) for call in (calls * REPLAYS)[:REPLAYS])[REPLAYS // 2]
+    graph.replay()
+    return sorted(device_seconds(graph.replay) for _ in range(REPLAYS))[REPLAYS // 2] / REPLAYED_CALLS
+
+
+def device_seconds(call: Callable[[], object]) -> float:
+    """Between two events of the GPU around one call."""
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    call()
+    after.record()
+    torch.cuda.synchronize()
+    return before.elapsed_time(after) / 1e3
+
+
+def arguments_of(case: Case, machine: Machine, seed: int) -> tuple[Any, ...]:
     """A call's arguments, weights in the form that a model has them in."""
-    made = case.make(Inputs(torch.float32, CPU, seed))
-    return tuple(pack(a.parts, torch.float32, CPU) if isinstance(a, RawLinearWeight) else a for a in made)
+    made = case.make(Inputs(machine.dtype, machine.device, seed))
+    return tuple(pack(a.parts, machine.dtype, machine.device) if isinstance(a, RawLinearWeight) else a for a in made)
 
 
 def work(op: Op[Any, Any], arguments: tuple[Any, ...]) -> tuple[int, float]:
@@ -98,7 +198,8 @@ def work(op: Op[Any, Any], arguments: tuple[Any, ...]) -> tuple[int, float]:
     if op is linear:
         x_TI, weight = arguments[:2]
         outputs, inputs = weight.shape
-        return weight.num_bytes + 4 * x_TI.shape[0] * (inputs + outputs), 2.0 * x_TI.shape[0] * inputs * outputs
+        moved = weight.num_bytes + x_TI.element_size() * x_TI.shape[0] * (inputs + outputs)
+        return moved, 2.0 * x_TI.shape[0] * inputs * outputs
     if op is attention:
         q_THD, kv, _, rows = arguments[:4]
         return attention_work(q_THD, kv, rows)

@@ -5,7 +5,7 @@ them. Token ids must be equal, and with them texts, finish reasons and counts; l
 order.
 
     batched = single         chunked = whole         preempted = uninterrupted         stream = whole
-    prefix hit = cold        restored = cold
+    prefix hit = cold        restored = cold         speculation on = off
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from troth.contracts.events import Completed, Event, Failed, Segment
 from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.prefix_cache import DiskCacheStatus
 from troth.contracts.request import Request
+from troth.contracts.speculation import DraftSourceName, Speculation, SpeculationStats
 from troth.run.engine import EngineLoop
 from troth.schedule import invariants
 from troth.schedule.scheduler import Scheduler
@@ -206,6 +207,38 @@ def restored_equals_cold(build: BuildEngine, requests: Sequence[Request], servin
         assert (num_restored == 0) == (round_ is first), f"{num_restored} tokens came back"
         loop.close()
         assert not disk_status(loop).trouble
+
+
+def speculation_changes_nothing(
+    build: BuildEngine, requests: Sequence[Request], serving: Serving, sources: tuple[DraftSourceName, ...], depth: int
+) -> tuple[SpeculationStats, Scheduler]:
+    """Whoever drafts, for all rows or every other one, in a new engine and from what it remembers: the same answers."""
+    off = alone(build, requests)
+    stats = SpeculationStats()
+    for stride, stagger in ((1, 0), (2, 1)):
+        drafted = [
+            replace(one, speculation=_drafted(one, answer, sources, depth)) if number % stride == 0 else one
+            for number, (one, answer) in enumerate(zip(requests, off, strict=True))
+        ]
+        loop, scheduler = build(serving)
+        for _ in range(2 if serving.prompt_cache else 1):
+            answers = serve_on(loop, scheduler, drafted, stagger=stagger)
+            assert_same(answers, off)
+            for one, answer in zip(drafted, answers, strict=True):
+                assert (answer.end.speculation is not None) == (one.speculation is not None)
+        total = loop.status("ready", ()).speculation
+        assert total is not None
+        if stride == 1:
+            stats = total
+    return stats, scheduler
+
+
+def _drafted(request: Request, answer: Answer, sources: tuple[DraftSourceName, ...], depth: int) -> Speculation:
+    """Of the right answer every seventh token is predicted wrong, as is what follows its end."""
+    usable = tuple(name for name in sources if name != "grammar" or request.grammar is not None)
+    wrong = [token if i % 7 < 6 else (token + 1) % 100 for i, token in enumerate([*answer.token_ids, 5, 6, 7])]
+    predicted = tuple(wrong) if "external" in usable else ()
+    return Speculation(sources=usable, depth=depth, adaptive=False, predicted_ids=predicted)
 
 
 def disk_status(loop: EngineLoop) -> DiskCacheStatus:

@@ -12,6 +12,7 @@ import secrets
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,6 +38,7 @@ from troth.contracts.plan import TokenLogprobs
 from troth.contracts.ports import EngineInfo, EngineStatus
 from troth.contracts.progress import LoadProgress, no_progress
 from troth.contracts.request import Request
+from troth.contracts.speculation import Speculation, SpeculationStats, read_speculation
 from troth.contracts.tools import ToolCall, ToolError
 from troth.errors import RequestError
 
@@ -69,6 +71,8 @@ class Reply:
     """The answer ended while it was still reasoning."""
     tokens: tuple[TokenText, ...] = ()
     """Every emitted token, when log-probabilities were asked for."""
+    speculation: SpeculationStats | None = None
+    """What became of the drafts, where some were to be made."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
@@ -158,6 +162,7 @@ class AnswerStream:
                 usage=event.usage,
                 timings=event.timings,
                 seed=event.seed,
+                speculation=event.speculation,
                 tokens=tuple(token for segment in self._segments for token in segment.tokens),
                 prompt_logprobs=event.prompt_logprobs,
             )
@@ -205,7 +210,7 @@ class Engine:
         artifact = compose.find(options)
         text = compose.load_text(artifact, options)
         planned = compose.plan(artifact, options, engine_options)
-        return cls(compose.start_engine(planned, text, engine_options, progress), text)
+        return cls(compose.start_engine(planned, text, progress), text)
 
     @property
     def info(self) -> EngineInfo:
@@ -236,7 +241,10 @@ class Engine:
             TrothError: what ended one of them; the others are given up.
         """
         built = [self._completion(prompt) for prompt in prompts]
-        return [_drain(stream) for stream in [self._submit(one, options, whole=True) for one in built]]
+        # By name: a traceback that somebody keeps holds the streams, and would let them run to their ends.
+        with ExitStack() as given_up:
+            streams = [given_up.enter_context(self._submit(one, options, whole=True)) for one in built]
+            return [_drain(stream) for stream in streams]
 
     async def chat_async(self, messages: Messages, **options: Any) -> Reply:
         """As ``chat``."""
@@ -263,8 +271,10 @@ class Engine:
                 (strict or forward), ``thinking`` (True, False; None leaves it to the template), ``reasoning_effort``,
                 ``reasoning_budget`` (most tokens of reasoning), ``max_tokens``, ``stop`` (string or list),
                 ``response_format`` (a mapping as in the OpenAI API), ``grammar`` (a ``contracts.grammar.Grammar``),
-                ``ignore_eos``, ``priority``, ``prompt_cache``, and the fields of
-                ``contracts.sampling.SamplingParams``.
+                ``ignore_eos``, ``priority``, ``prompt_cache``, ``speculation`` (who drafts tokens: ``"ngram"``,
+                ``"grammar"``, both between a comma, ``"off"``, or a ``contracts.speculation.Speculation``; without it
+                what the engine's options say), ``prediction`` (a text that the answer repeats in large part, which is
+                then written faster), and the fields of ``contracts.sampling.SamplingParams``.
 
         Raises:
             RequestError: a message or option is wrong; refusals by the engine come from the stream.
@@ -339,6 +349,7 @@ class Engine:
         if isinstance(given.get("logit_bias"), Mapping):
             given["logit_bias"] = tuple(given["logit_bias"].items())
         grammar = self._grammar(given.pop("grammar", None), given.pop("response_format", None), prompt)
+        speculation = self._speculation(given.pop("speculation", None), given.pop("prediction", None))
         limits = {name: given.pop(name) for name in ("max_tokens", "prompt_cache", "priority") if name in given}
         return Request(
             request_id=RequestId(uuid.uuid4().hex),
@@ -349,9 +360,24 @@ class Engine:
             boundary=prompt.boundary,
             checkpoint_positions=prompt.checkpoint_positions,
             continues_text=prompt.continues_text,
+            speculation=speculation,
             sampling=self._text.defaults.sampling(**{"seed": secrets.randbits(64)} | given),
             **limits,
         )
+
+    def _speculation(self, speculation: object, prediction: object) -> Speculation | None:
+        """Who drafts; None: whoever the engine's options name."""
+        wanted = None if speculation is None else read_speculation(speculation)
+        if prediction is None:
+            return wanted
+        if not isinstance(prediction, str):
+            raise mistyped("prediction", "a string", prediction)
+        predicted_ids = tuple(self._text.tokenizer.encode(prediction, add_special=False))
+        if not predicted_ids:
+            return wanted
+        # Where the answer differs, what it repeats may be in the prompt, too.
+        wanted = wanted or Speculation(sources=("ngram",))
+        return replace(wanted, sources=("external", *wanted.sources), predicted_ids=predicted_ids)
 
     def _grammar(self, grammar: object, response_format: object, prompt: Prompt) -> Grammar | None:
         """What the answer must match, compiled already: what cannot be is refused here, not by the stream."""
@@ -377,12 +403,14 @@ def _require_names(variables: object) -> None:
 
 
 def _drain(stream: AnswerStream) -> Reply:
-    for _ in stream.events():
-        pass
+    with stream:
+        for _ in stream.events():
+            pass
     return stream.reply
 
 
 async def _drain_async(stream: AnswerStream) -> Reply:
-    async for _ in stream.events_async():
-        pass
+    async with stream:
+        async for _ in stream.events_async():
+            pass
     return stream.reply

@@ -17,7 +17,7 @@ from troth.cache.storage import CacheStorage
 from troth.run.disk_cache import DiskCache
 from troth.schedule.scheduler import Scheduler
 
-NAMESPACE = cache_namespace(artifact="a", dtype="float32", kv_dtype="float32")
+NAMESPACE = cache_namespace(artifact="a", dtype="float32", kv_dtype="float32", compute="cpu")
 QUOTA = 200_000
 
 

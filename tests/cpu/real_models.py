@@ -106,7 +106,7 @@ def greedy(
     groups = attention_groups(specs)
     num_blocks = (max_rows * -(-context // BLOCK_TOKENS),) * len(groups)
     cache = CacheStorage(specs, num_blocks, max_rows, dtype=torch.float32, device=CPU)
-    runner = ModelRunner(model, cache, BatchBuilder(groups, max_rows, context, CPU))
+    runner = ModelRunner(model, cache, BatchBuilder(groups, max_rows, context))
     limits = SchedulerLimits(
         groups=groups,
         num_blocks=num_blocks,

@@ -68,7 +68,7 @@ def test_cache_says_where_there_is_none(tmp_path: Path) -> None:
     assert asked("--disk-cache", "off")[0] == 2
     code, text = asked("eat")
     assert code == 2
-    assert "stats, list, verify, flush, not 'eat'" in text
+    assert "stats, list, verify, flush, export, import, not 'eat'" in text
 
 
 def test_cache_tells_of_a_folder_that_cannot_be_used(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from troth.ops import registry
 from troth.run import graphs
 from troth.run.batch import BatchBuilder
 from troth.run.device_batch import DeviceBatches
+from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.graphs import DecodeGraphs, row_counts, table_widths
@@ -88,7 +89,11 @@ def _make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         )
         grammars = RowGrammars(compiler)
         checkpoints = CheckpointStorage(cache, serving.num_checkpoints)
-        batches: Any = (DeviceBatches if device else BatchBuilder)(groups, serving.max_rows, CONTEXT, CPU)
+        batches: Any = (
+            DeviceBatches(groups, serving.max_rows, CONTEXT, CPU)
+            if device
+            else BatchBuilder(groups, serving.max_rows, CONTEXT)
+        )
         decodes = None
         if device:
             decodes = DecodeGraphs(model, cache, batches, run_again, max_rows=serving.max_rows, context_tokens=CONTEXT)
@@ -102,6 +107,7 @@ def _make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             clock=lambda: float(next(ticks)),
             pipeline_depth=depth if device else 0,
             grammars=grammars,
+            drafting=Drafting(scheduler, lambda: float(next(ticks)), forced_ids=grammars.forced_ids),
         )
         return loop, scheduler
 
@@ -124,6 +130,16 @@ def test_device_steps_equal_host_steps_under_pressure(make: Make) -> None:
     host = laws.serve(lambda serving: make(serving, device=False), small, requests(), stagger=1)[0]
     device = laws.serve(lambda serving: make(serving, device=True), small, requests(), stagger=1)[0]
     laws.assert_same(device, host)
+
+
+@pytest.mark.parametrize("make", ["gemma3"], indirect=True)
+def test_device_steps_verify_drafts_beside_a_step_under_way(make: Make) -> None:
+    """Rows with drafts wait for their commits; the others go on a step ahead of theirs."""
+    serving = laws.Serving(num_blocks=24, prompt_cache=True)
+    stats, _ = laws.speculation_changes_nothing(
+        lambda serving: make(serving, device=True), requests(), serving, ("grammar", "external", "ngram"), 4
+    )
+    assert stats.num_drafted > stats.num_accepted > 0
 
 
 @pytest.fixture(scope="module", name="model")

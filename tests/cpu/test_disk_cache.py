@@ -94,7 +94,7 @@ def world(model: Model, folder: Path, *, namespace: str = NAMESPACE, **changes: 
     scheduler = RecordingScheduler(limits, lines.append)
     checkpoints = CheckpointStorage(cache, num_checkpoints or 0)
     disk = disk_cache(folder, scheduler, cache, checkpoints, namespace)
-    runner = ModelRunner(model, cache, BatchBuilder(groups, limits.max_rows, CONTEXT, CPU), checkpoints=checkpoints)
+    runner = ModelRunner(model, cache, BatchBuilder(groups, limits.max_rows, CONTEXT), checkpoints=checkpoints)
     loop = EngineLoop(scheduler, runner, ByteTokenizer(), clock=lambda: 0.0, disk=disk)
     try:
         yield World(loop, scheduler, disk, lines)
@@ -175,7 +175,7 @@ def test_disk_cache_keeps_an_answer_that_ends_at_a_block_edge_as_the_engine_clos
 
 
 def test_disk_cache_gives_nothing_to_another_namespace(models: Callable[[str], Model], tmp_path: Path) -> None:
-    other = cache_namespace(artifact="b", dtype="float32", kv_dtype="float32")
+    other = cache_namespace(artifact="b", dtype="float32", kv_dtype="float32", compute="cpu")
     with world(models("llama"), tmp_path) as first:
         cold = first.serve(text())
     with world(models("llama"), tmp_path, namespace=other) as second:
@@ -206,7 +206,7 @@ def test_disk_cache_on_a_full_disk_says_so_and_still_reads(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(disk_folder, "write_segment", full)
+    monkeypatch.setattr(disk_folder, "write_bundle", full)
     with world(models("llama"), tmp_path) as one:
         one.serve(text(1))
         laws.assert_same(one.serve(text()), cold)

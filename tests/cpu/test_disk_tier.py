@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch
 
 from tests.cpu.disk_blocks import NAMESPACE, QUOTA, chain, check_spans, tensors_of
 from troth.cache import disk_folder, disk_tier
-from troth.cache.disk_index import FILE_NAME
+from troth.cache.disk_index import FILE_NAME, DiskIndex
 from troth.cache.disk_names import block_names, cache_namespace
 from troth.cache.disk_tier import DiskTier
 
@@ -71,7 +72,7 @@ def test_disk_tier_keeps_states_and_namespaces_apart(tmp_path: Path) -> None:
         assert served(opened, names[-1:], "state") == 0
         put(opened, names[-1:], "state")
         assert served(opened, names[-1:], "state") == 1
-    with tier(tmp_path, cache_namespace(artifact="b", dtype="float32", kv_dtype="float32")) as other:
+    with tier(tmp_path, cache_namespace(artifact="b", dtype="float32", kv_dtype="float32", compute="cpu")) as other:
         assert served(other, names) == 0
 
 
@@ -133,6 +134,71 @@ def test_disk_tier_survives_flips_anywhere_in_its_index(tmp_path: Path) -> None:
                 served(opened, chain(number))
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("file", "ab/a\0b"),
+        ("file", "../../elsewhere"),
+        ("file", f"ab/{'ab' * 32}.safetensors"),
+        ("file", 7),
+        ("position", -126),
+        ("position", float("inf")),
+        ("position", "abc"),
+    ],
+)
+def test_disk_tier_makes_an_index_anew_that_says_what_cannot_be(
+    tmp_path: Path, column: str, value: str | float
+) -> None:
+    """A file's name with a NUL in it ended the engine, and so did a place before the first; a name that no file has
+    kept its block from ever being served, or written, again.
+    """
+    names = chain(1, 128)
+    with tier(tmp_path, quota_bytes=10**7) as opened:
+        put(opened, names)
+        with sqlite3.connect(tmp_path / FILE_NAME) as index:
+            index.execute(f"UPDATE blocks SET {column} = ? WHERE position = 2", (value,))
+        index.close()
+        assert served(opened, names[2:]) in (0, 126)
+        assert served(opened, names) == 128
+        assert not opened.status().trouble
+
+
+def test_disk_tier_opened_while_another_process_writes_takes_nothing_for_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files were looked for before the index was read: one that was written between the two was dropped from it."""
+    with tier(tmp_path) as writes:
+        put(writes, chain(1))
+        read, chains = DiskIndex.files, iter([chain(2), chain(3)])
+
+        def read_while_it_writes(index: DiskIndex, namespace: str | None = None) -> set[str]:
+            put(writes, next(chains))
+            return read(index, namespace)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(DiskIndex, "files", read_while_it_writes)
+            with tier(tmp_path) as second:
+                patched.undo()
+                assert [served(second, chain(number)) for number in (1, 2, 3)] == [8, 8, 8]
+                put(second, chain(4))
+        assert served(writes, chain(4)) == 8
+
+
+def test_disk_tier_leaves_files_of_others_in_its_folder_alone(tmp_path: Path) -> None:
+    """Somebody who named a folder of models lost those in folders of two letters: they were no bundles."""
+    others = [tmp_path / "7b" / "model.safetensors", tmp_path / "ab" / f"{'cd' * 32}.safetensors"]
+    for other in others:
+        other.parent.mkdir()
+        other.write_bytes(b"weights")
+    with tier(tmp_path) as opened:
+        put(opened, chain(1))
+        assert served(opened, chain(1)) == 8
+    with tier(tmp_path) as again:
+        assert served(again, chain(1)) == 8
+        assert not again.status().num_damaged
+    assert [other.read_bytes() for other in others] == [b"weights"] * 2
+
+
 def test_disk_tier_makes_a_lost_index_anew_from_its_files(tmp_path: Path) -> None:
     with tier(tmp_path) as opened:
         put(opened, chain(1))
@@ -188,7 +254,7 @@ def test_disk_tier_stops_writing_on_a_full_disk_and_says_so(tmp_path: Path, monk
         def full(*arguments: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(disk_folder, "write_segment", full)
+        monkeypatch.setattr(disk_folder, "write_bundle", full)
         opened.offer("kv0", chain(2), tensors_of(chain(2)))
         opened.flush()
         assert "No space left" in opened.status().trouble

@@ -33,6 +33,7 @@ from troth.models import gemma3, llama
 from troth.models.registry import recognise
 from troth.nn.rope import SCALINGS, rope_config
 from troth.ops.linear import dense
+from troth.run.planned import require_fit
 from troth.text.gguf_tokenizer import tokenizer_from_gguf
 from troth.text.tokenizer_json import load_tokenizer
 from troth.weights.source import WeightSource
@@ -222,7 +223,7 @@ def refused_size(root: Path) -> None:
     model = ModelOptions(device="cpu")
     # Without the kernels that compute on weights as they are stored.
     planned = compose.plan(resolve(folder), model, EngineOptions(providers=("torch",)))
-    compose.require_fit(planned)
+    require_fit(planned)
 
 
 REFUSALS: Mapping[str, Callable[[Path], None]] = {

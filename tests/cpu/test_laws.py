@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests import laws
 from tests.cpu.disk_blocks import disk_cache
@@ -18,13 +20,16 @@ from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
 from troth.config.resolve import SCALE_BYTES
 from troth.contracts.cache_spec import attention_groups, recurrent_bytes, with_scales
+from troth.contracts.events import Failed
 from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
+from troth.contracts.speculation import DraftSourceName, Speculation
 from troth.ops.impl import cpu
 from troth.ops.linear import linear
 from troth.run.batch import BatchBuilder
+from troth.run.drafting import RECURRENT, Drafting
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.recorded import RecordedDecode
@@ -89,13 +94,25 @@ def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             )
         )
         ticks = count()
-        batches = BatchBuilder(groups, serving.max_rows, CONTEXT, CPU)
+        batches = BatchBuilder(groups, serving.max_rows, CONTEXT)
         recorded = RecordedDecode(model, cache, batches, cpu.recording) if "cpu" in linear.active else None
         checkpoints, grammars = CheckpointStorage(cache, serving.num_checkpoints), RowGrammars(compiler)
         runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars)
+        drafting = Drafting(
+            scheduler,
+            lambda: float(next(ticks)),
+            forced_ids=grammars.forced_ids,
+            refusal=RECURRENT if cache.states else None,
+        )
         disk = disk_cache(serving.disk_folder, scheduler, cache, checkpoints) if serving.disk_folder else None
         loop = EngineLoop(
-            scheduler, runner, ByteTokenizer(), clock=lambda: float(next(ticks)), grammars=grammars, disk=disk
+            scheduler,
+            runner,
+            ByteTokenizer(),
+            clock=lambda: float(next(ticks)),
+            grammars=grammars,
+            disk=disk,
+            drafting=drafting,
         )
         return loop, scheduler
 
@@ -170,3 +187,89 @@ def test_law_prefix_hit_equals_cold_when_preempted(build: laws.BuildEngine) -> N
     growing = [replace(one, prompt_ids=one.prompt_ids[:12], max_tokens=70, eos_ids=frozenset()) for one in requests()]
     serving = laws.Serving(num_blocks=10, num_checkpoints=12, prompt_cache=True)
     laws.preempted_equals_uninterrupted(build, growing, serving)
+
+
+SOURCES: dict[str, tuple[DraftSourceName, ...]] = {
+    "external": ("external",),
+    "ngram": ("ngram",),
+    "all": ("grammar", "external", "ngram"),
+}
+
+
+@pytest.mark.parametrize(
+    ("build", "sources"),
+    [("llama", "ngram"), ("llama", "all"), ("gemma3", "external"), ("gemma3 int8", "all")],
+    indirect=["build"],
+)
+def test_law_speculation_changes_nothing(build: laws.BuildEngine, sources: str) -> None:
+    depth = {"external": 3, "ngram": 8, "all": 5}[sources]
+    # Two tokens and no others: what three of them were followed by before is right half of the time.
+    bias = SamplingParams(seed=9, frequency_penalty=0.01, logit_bias=((65, 60.0), (66, 60.0)), logprobs=0)
+    babble = Request(request_id=RequestId("babble"), prompt_ids=(65, 66), max_tokens=60, sampling=bias)
+    forced = Grammar(kind="choice", choices=("hello world", "hello there", "help"))
+    greedy = SamplingParams(temperature=0.0, logprobs=0)
+    told = Request(request_id=RequestId("told"), prompt_ids=(65,), max_tokens=20, grammar=forced, sampling=greedy)
+    some = [*requests(), babble, told]
+    stats, _ = laws.speculation_changes_nothing(build, some, laws.Serving(), SOURCES[sources], depth)
+    assert stats.num_drafted > stats.num_accepted > 0
+    assert max(stats.accepted_by_depth) > 0
+    if sources == "all":
+        assert stats.num_accepted_by_source["grammar"] > 0
+
+
+@pytest.mark.parametrize("build", ["llama", "gemma3"], indirect=True)
+def test_law_speculation_changes_nothing_when_preempted_and_cached(build: laws.BuildEngine) -> None:
+    growing = [replace(one, prompt_ids=one.prompt_ids[:12], max_tokens=70, eos_ids=frozenset()) for one in requests()]
+    serving = laws.Serving(num_blocks=10, prompt_cache=True)
+    stats, scheduler = laws.speculation_changes_nothing(build, growing, serving, ("external", "ngram"), 4)
+    assert scheduler.num_preemptions > 0, "the pool was too large to preempt anybody"
+    assert stats.num_accepted > 0
+
+
+@pytest.mark.parametrize("build", ["gemma3"], indirect=True)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(1, 50),
+            st.sampled_from([0.0, 0.6, 1.0, 1.5]),
+            st.integers(0, 2**64 - 1),
+            st.sampled_from([0.0, 0.0, 1.0]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    depth=st.integers(1, 16),
+)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_law_speculation_changes_nothing_at_random(
+    build: laws.BuildEngine, rows: list[tuple[int, float, int, float]], depth: int
+) -> None:
+    drawn = [
+        Request(
+            request_id=RequestId(f"r{number}"),
+            prompt_ids=tuple(random_ids(num_prompt, seed=seed % 1000)),
+            max_tokens=20,
+            sampling=SamplingParams(temperature=temperature, seed=seed, frequency_penalty=penalty, logprobs=1),
+        )
+        for number, (num_prompt, temperature, seed, penalty) in enumerate(rows)
+    ]
+    serving = laws.Serving(max_rows=3, chunk_tokens=20, step_tokens=32, prompt_cache=True)
+    stats, _ = laws.speculation_changes_nothing(build, drawn, serving, ("external", "ngram"), depth)
+    assert stats.num_accepted > 0
+
+
+@pytest.mark.parametrize("build", ["qwen3_5"], indirect=True)
+def test_recurrent_models_refuse_drafts_by_name(build: laws.BuildEngine) -> None:
+    one = replace(requests()[0], speculation=Speculation(sources=("ngram",)))
+    loop, _ = build(laws.Serving())
+    collector = laws.Collector()
+    loop.add(one, collector)
+    failed = collector.events[-1]
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.param) == ("capability_unavailable", "speculation")
+    assert "recurrent state" in failed.message
+    hinted = replace(one, speculation=Speculation(sources=("external", "ngram"), predicted_ids=(5, 6, 7)))
+    answer, plain = (laws.alone(build, [each])[0] for each in (hinted, replace(one, speculation=None)))
+    laws.assert_same([answer], [plain])
+    assert answer.end.speculation is not None
+    assert answer.end.speculation.disabled_reason == RECURRENT

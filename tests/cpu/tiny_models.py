@@ -100,7 +100,7 @@ class Session:
         for state in (tensor for tensors in self.cache.states.values() for tensor in tensors):
             state.fill_(torch.nan)
         self.lengths = [0] * MAX_ROWS
-        self._batches = BatchBuilder(self.groups, MAX_ROWS, CONTEXT, CPU)
+        self._batches = BatchBuilder(self.groups, MAX_ROWS, CONTEXT)
         # Blocks in no order, so that position and block id have nothing to do with each other.
         shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self._blocks = [shuffled[row * blocks_per_row : (row + 1) * blocks_per_row] for row in range(MAX_ROWS)]

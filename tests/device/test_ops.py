@@ -96,12 +96,12 @@ def test_attention_of_long_contexts_equals_the_reference(
 
 def test_decode_attention_does_not_depend_on_neighbours_or_the_width_of_tables() -> None:
     """Bit for bit: the same row alone, among others, and with a table of full width."""
-    specs: list[RowSpec] = [(r, 211 * r + 5, 1) for r in range(40)]
+    specs: list[RowSpec] = [(r, 31 * r + 5, 1) for r in range(132)]
     inputs = Inputs(torch.bfloat16, GPU)
     kv, table_RB, _ = paged_kv(inputs, rows_of(specs, GPU), 8, 128)
     q_THD = inputs.normal(len(specs), 32, 128)
     together = attention(q_THD, kv, table_RB, rows_of(specs, GPU), 0.09)
-    for r in (0, 7, 39):
+    for r in (0, 7, 39, 131):
         for spare in (0, 1000):
             table = torch.nn.functional.pad(table_RB[r : r + 1], (0, spare), value=-1)
             alone = attention(q_THD[r : r + 1], kv, table, rows_of([specs[r]], GPU), 0.09)
@@ -174,12 +174,12 @@ def test_a_decode_step_of_kernels_replays_from_a_graph() -> None:
 
 
 @pytest.mark.parametrize("form", ["BF16", "Q8_0", "Q4_1"])
-@pytest.mark.parametrize("counts", [(1, 2, 3, 4), (5, 9, 16)], ids=["summed", "tiled"])
-def test_linear_of_few_tokens_does_not_depend_on_their_number(form: str, counts: tuple[int, ...]) -> None:
-    """Bit for bit, within each of the two ways of multiplying."""
+def test_linear_of_few_tokens_does_not_depend_on_their_number(form: str) -> None:
+    """Bit for bit from 2 tokens to 16; one alone is summed in another order, by a kernel of its own."""
     inputs = Inputs(torch.bfloat16, GPU)
     weight = pack([random_weight(inputs, form, (100, 4096))], torch.bfloat16, GPU)
-    x_TI = inputs.normal(counts[-1], 4096)
+    x_TI = inputs.normal(16, 4096)
     every = linear(x_TI, weight)
-    for count in counts:
+    for count in (2, 5, 9):
         assert torch.equal(linear(x_TI[:count], weight), every[:count])
+    assert_close(linear, linear(x_TI[:1], weight), every[:1])

@@ -216,6 +216,16 @@ def test_complete_all_raises_what_one_of_them_cannot_be(engine: Engine) -> None:
     assert engine.complete("Hi", max_tokens=2).usage.num_completion_tokens == 2
 
 
+def test_complete_all_gives_the_others_up_although_the_error_is_kept(engine: Engine) -> None:
+    """A kept error holds the frames in which the streams were: they ran to their ends, read by nobody."""
+    with pytest.raises(ContextExceeded) as kept:
+        engine.complete_all(["Hi", "Ho", "word " * 9000], max_tokens=1500, ignore_eos=True)
+    before = engine.status()
+    while (after := engine.status()).num_running + after.num_waiting:
+        time.sleep(0.01)
+    assert after.num_completion_tokens - before.num_completion_tokens < 1000, kept
+
+
 def test_consumer_that_falls_behind_misses_nothing(engine: Engine) -> None:
     """Its row is held once its queue is full, beside a neighbour that is not."""
     options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_EVENTS + 14, "ignore_eos": True}

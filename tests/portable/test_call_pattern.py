@@ -12,13 +12,14 @@ from troth.contracts.grammar import Grammar
 from troth.contracts.tools import ToolChoice, ToolPolicy, ToolSpec
 from troth.errors import CapabilityUnavailable, RequestError
 from troth.testing.byte_tokenizer import ByteTokenizer
-from troth.text.call_pattern import Beside, CallPattern, call_pattern, thought_frame
+from troth.text.call_pattern import Beside, CallPattern, answer_frame, call_pattern
 from troth.text.chat_renderer import ChatRenderer
 from troth.text.chat_template import ChatTemplate
 from troth.text.grammar import GrammarCompiler
 from troth.text.probe_formats import RegistryReader
 from troth.text.probe_trial import CALL_IDS, FIRST, SECOND, Sample
 from troth.text.template_probe import probe_template
+from troth.text.tool_formats.notation import CALL_ID, INDEX
 
 A = ToolSpec(name="a", parameters={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 B = ToolSpec(name='b"\\', parameters={"type": "object", "properties": {}, "additionalProperties": False})
@@ -89,14 +90,40 @@ def test_pattern_of_an_array_joins_calls_inside_it() -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda *samples: "".join(f"<tool_call>{one.name} {CALL_IDS[0]} {json.dumps(one.arguments)}" for one in samples),
         lambda *samples: "".join(f"<tool_call>{one.name}(x)</tool_call>" for one in samples),
-        lambda *samples: "".join(f"<tool_call>{json.dumps(one.arguments)} {one.name}" for one in samples),
+        lambda *samples: "".join(f"<tool_call>{one.name} {one.name} {json.dumps(one.arguments)}" for one in samples),
     ],
-    ids=["with an id", "no object", "arguments first"],
+    ids=["no object", "two names"],
 )
 def test_pattern_of_another_way_to_write_calls_is_none(write: Any) -> None:
     assert call_pattern(replies(write), "hermes") is None
+
+
+def test_pattern_has_a_place_for_an_id() -> None:
+    def write(*samples: Sample) -> str:
+        calls = [{"name": one.name, "arguments": one.arguments, "id": CALL_IDS[0]} for one in samples]
+        return f"[TOOL_CALLS]{json.dumps(calls)}"
+
+    found = call_pattern(replies(write), "mistral")
+    assert found is not None
+    assert found.after == f', "id": "{CALL_ID}"}}]'
+    grammar = Grammar(kind="calls", source=found.source(policy(), ByteTokenizer()))
+    assert matches(grammar, '[TOOL_CALLS][{"name": "a", "arguments": {"n": 1}, "id": "a1B2c3D4e"}]')
+    assert not matches(grammar, '[TOOL_CALLS][{"name": "a", "arguments": {"n": 1}, "id": ""}]')
+
+
+def test_pattern_may_have_the_name_behind_the_arguments() -> None:
+    def write(*samples: Sample) -> str:
+        return "".join(
+            f'<tool_call>{{"arguments": {json.dumps(one.arguments)}, "name": "{one.name}"}}' for one in samples
+        )
+
+    found = call_pattern(replies(write), "hermes")
+    assert found is not None
+    assert (found.name_last, found.joint) == (True, "")
+    grammar = Grammar(kind="calls", source=found.source(policy(), ByteTokenizer()))
+    assert matches(grammar, '<tool_call>{"arguments": {"n": 1}, "name": "a"}')
+    assert not matches(grammar, '<tool_call>{"arguments": {"n": 1}, "name": "c"}')
 
 
 @pytest.mark.parametrize(("found", "name"), [([], "hermes"), (replies(hermes), None), (replies(hermes), "harmony")])
@@ -249,7 +276,7 @@ def test_grammar_beside_an_answer_is_that_answer_or_calls(text: str, accepted: b
 
 
 def test_frame_of_thought_leaves_room_before_the_answer_alone() -> None:
-    grammar = Grammar(kind="regex", source="[0-9]+", frame=thought_frame(MARKS, ByteTokenizer()))
+    grammar = Grammar(kind="regex", source="[0-9]+", frame=answer_frame(MARKS, ByteTokenizer(), None, begun=False))
     assert matches(grammar, "12")
     assert matches(grammar, "<think>perhaps 3 or x</think>\n\n12")
     assert not matches(grammar, "<think>perhaps</think>\n\nx")
@@ -273,8 +300,10 @@ def test_grammar_of_a_strict_tool_refuses_what_it_cannot_enforce() -> None:
     assert (refusal.value.param, refusal.value.code) == ("tools", "unsupported_schema")
 
 
-def test_grammar_of_a_loose_tool_takes_parts_that_overlap() -> None:
-    loose = {"properties": {"oneOf": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "required": ["oneOf"]}
+@pytest.mark.parametrize("beside", [{}, {"allOf": [{"title": "it took the place of oneOf"}]}])
+def test_grammar_of_a_loose_tool_takes_parts_that_overlap(beside: dict[str, Any]) -> None:
+    number = {"oneOf": [{"type": "integer"}, {"type": "number"}], **beside}
+    loose = {"properties": {"oneOf": number}, "required": ["oneOf"]}
     wanted = ToolPolicy(tools=(ToolSpec(name="a", parameters=loose),), choice=ToolChoice(mode="required"))
     assert accepts('<tool_call>\n{"name": "a", "arguments": {"oneOf": 1}}\n</tool_call>', wanted)
     assert not accepts('<tool_call>\n{"name": "a", "arguments": {"oneOf": "x"}}\n</tool_call>', wanted)
@@ -301,7 +330,7 @@ def test_grammar_of_published_templates_binds_the_calls_they_write(name: str) ->
     names = {sample.name: ToolSpec(name=sample.name, parameters=_parameters(sample), strict=True) for sample in BOTH}
     bound = ToolPolicy(tools=tuple(names.values()))
     grammar = Grammar(kind="calls", source=found.source(bound, ByteTokenizer(), beside="text"))
-    call = (found.before + FIRST.name + found.between, json.dumps(FIRST.arguments), found.after)
+    call = (found.before + FIRST.name + found.between.replace(INDEX, "0"), json.dumps(FIRST.arguments), found.after)
     assert matches(grammar, "".join(call))
     assert matches(grammar, f"Words. {''.join(call)}" if marker else "Words.")
     assert not matches(grammar, "".join((call[0], json.dumps({**FIRST.arguments, FIRST.number_key: "x"}), call[2])))

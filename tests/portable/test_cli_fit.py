@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,12 @@ from troth import compose
 from troth.cli.main import main
 from troth.cli.quantity import bytes_text, count_text, rate_text
 from troth.cli.table import table
+from troth.config.disk_quota import QUOTA_BYTES, plan_disk_cache
+from troth.config.folders import disk_cache_folder
 from troth.config.nearest_plan import nearest_plan
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.cache_spec import AttentionSpec, RecurrentSpec, StateTensor
-from troth.contracts.memory_plan import MemoryPlan
+from troth.contracts.memory_plan import DiskCachePlan, MemoryPlan
 from troth.errors import OptionError
 from troth.schedule.sizing import Demand, plan_memory
 
@@ -26,7 +29,15 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 class Planner:
     """Plans of a model of one size on a machine of another."""
 
-    def __init__(self, *, usable_bytes: int, num_parameters: int = 2**20, transient_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        usable_bytes: int,
+        num_parameters: int = 2**20,
+        transient_bytes: int = 0,
+        disk_cache: DiskCachePlan | None = None,
+    ) -> None:
+        self.disk_cache = disk_cache
         self.usable_bytes = usable_bytes
         self.num_parameters = num_parameters
         self.transient_bytes = transient_bytes
@@ -62,7 +73,9 @@ class Planner:
 def fit(monkeypatch: pytest.MonkeyPatch, planner: Planner, *arguments: str) -> int:
     def plan(artifact: Any, model: ModelOptions, engine: EngineOptions) -> Any:
         memory = planner(model, engine)
-        memory = replace(memory, decisions=("device cpu: no GPU is present", *memory.decisions))
+        memory = replace(
+            memory, disk_cache=planner.disk_cache, decisions=("device cpu: no GPU is present", *memory.decisions)
+        )
         return SimpleNamespace(plan=memory, name="pebble", recognised=SimpleNamespace(family="llama"))
 
     monkeypatch.setattr(compose, "find", lambda options: options.model)
@@ -85,12 +98,43 @@ def test_fit_shows_where_the_memory_goes(monkeypatch: pytest.MonkeyPatch, capsys
         "total                               23.2 MiB\n"
         "usable                              64.0 MiB  free now, less a tenth\n"
         "\n"
+        "prompt cache in memory  14.8 MiB  what requests leave of cache and checkpoints\n"
+        "prompt cache on disk         off\n"
+        "\n"
         "- device cpu: no GPU is present\n"
         "- 27 checkpoints of 262144 bytes: recurrent states kept for later requests\n"
         "- 8 rows of 4096 tokens: all fit\n"
         "\n"
         "It fits: 8 rows, context 4,096 of 4,096 tokens.\n"
     )
+
+
+def test_fit_shows_what_the_prompt_cache_may_take_of_the_disk(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = DiskCachePlan(folder="/cache", quota_bytes=3 * 2**30, used_bytes=2**30, free_bytes=2**30)
+    planner = Planner(usable_bytes=2**26, disk_cache=disk)
+    assert fit(monkeypatch, planner) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "prompt cache on disk     3.0 GiB  1.0 GiB used, 1.0 GiB free on the disk of /cache" in lines
+    assert "The disk has not so much room; lower --disk-cache-size, or free some." in lines
+    assert planner.asked[-1][1].disk_cache == str(disk_cache_folder()), "as troth serve would have it"
+    assert fit(monkeypatch, planner, "--disk-cache", "off", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["disk_cache"]["quota_bytes"] == 3 * 2**30
+    assert planner.asked[-1][1].disk_cache == "off"
+
+
+def test_plan_of_a_disk_cache_counts_what_it_holds_and_makes_nothing(tmp_path: Path) -> None:
+    missing = tmp_path / "not" / "there"
+    plan = plan_disk_cache(missing, None)
+    assert not missing.exists()
+    assert (plan.used_bytes, plan.folder) == (0, str(missing))
+    assert 0 < plan.quota_bytes == min(QUOTA_BYTES, plan.free_bytes // 10)
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / "abc.safetensors").write_bytes(b"x" * 1000)
+    (tmp_path / "index.sqlite").write_bytes(b"x" * 5000)
+    plan = plan_disk_cache(tmp_path, 500)
+    assert (plan.used_bytes, plan.quota_bytes, plan.fits) == (1000, 500, True)
 
 
 def test_fit_names_the_nearest_plan_and_fails_when_it_does_not_fit(

@@ -180,6 +180,53 @@ def test_serve_refuses_an_address_that_is_taken() -> None:
     )
 
 
+def test_serve_warms_the_prefixes_of_a_file_before_it_says_that_it_serves(tmp_path: Path) -> None:
+    file = tmp_path / "warm.json"
+    system = {"role": "system", "content": "Answer in one word."}
+    file.write_text(json.dumps([{"id": "a", "prompt": "x" * 40}, {"id": "b", "messages": [system]}]))
+    with served("--warm", str(file)) as server, server.wait_ready() as client:
+        listed = client.get("/v1/cache/prefixes").json()["data"]
+        assert [(pin["id"], pin["tokens"]) for pin in listed] == [("a", 32), ("b", 32)]
+        server.process.send_signal(signal.SIGTERM)
+        code, _, err = server.end()
+    assert code == 0
+    assert re.fullmatch(r"Loading pebble \.\.\.\nWarmed 2 prefixes: 74 tokens in \d+\.\d s\.\n", err)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read as JSON"),
+        ("[{", "cannot be read as JSON"),
+        ("{}", "must be a list of prefixes, not an object"),
+        ("[]", "must be a list with at least one prefix"),
+        (
+            '[{"prompt": "long enough to be kept"}, {"text": "x"}]',
+            "entry 2: must be an object with messages or a prompt",
+        ),
+    ],
+)
+def test_serve_refuses_a_warm_file_before_it_loads_anything(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "warm.json"
+    if content is not None:
+        file.write_text(content)
+    with served("--warm", str(file)) as server:
+        code, _, err = server.end()
+    assert code == 2
+    assert said in err
+    assert str(file) in err
+    assert "Loading" not in err
+
+
+def test_serve_ends_when_a_prefix_cannot_be_kept_and_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "warm.json"
+    file.write_text(json.dumps([{"prompt": "x" * 40}, {"prompt": "short"}]))
+    with served("--warm", str(file)) as server:
+        code, out, err = server.end()
+    assert (code, out) == (2, "")
+    assert f"{file}: entry 2: nothing of prefix" in err
+
+
 def test_serve_asks_for_the_key_of_the_environment() -> None:
     with served(TROTH_API_KEY="hunter2") as server, server.wait_ready() as client:
         assert client.get("/v1/models").status_code == 401

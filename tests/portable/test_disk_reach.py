@@ -47,7 +47,7 @@ def test_runs_are_consecutive_and_short_enough() -> None:
 
 
 def test_namespaces_keep_models_numbers_and_devices_apart() -> None:
-    values = {"artifact": "a", "dtype": "float32", "kv_dtype": "float16", "compute": "cpu", "adapter": ""}
+    values = {"artifact": "a", "dtype": "float32", "kv_dtype": "float16", "compute": "cpu"}
     spaces = {cache_namespace(**values), *(cache_namespace(**values | {name: "other"}) for name in values)}
     assert len(spaces) == len(values) + 1
     assert len({block_names(space, "", range(16))[0] for space in spaces}) == len(spaces)

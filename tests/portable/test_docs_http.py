@@ -21,6 +21,7 @@ from troth.config.options import EngineOptions, ServeOptions
 from troth.contracts.ports import EngineStatus
 from troth.contracts.prefix_cache import DiskCacheStatus, PrefixCacheStatus
 from troth.contracts.sampling import MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, SamplingParams
+from troth.contracts.speculation import SpeculationStats
 from troth.contracts.tools import ToolError
 from troth.errors import RequestError
 from troth.serve import body, connection, listen, sampling, sse, tokens
@@ -284,7 +285,8 @@ def test_http_document_lists_what_the_troth_object_holds() -> None:
     rows = {code(row["field"]): codes(row["meaning"]) for row in DOCUMENT.table("field", "where", "meaning")}
     progress = {"stream": True, "stream_options": {"include_progress": True}}
     error = ToolError(reason="malformed", message="no")
-    answer = FakeAnswer(text="Hello there.", errors=(error,), unclosed_reasoning=True)
+    drafts = SpeculationStats()
+    answer = FakeAnswer(text="Hello there.", errors=(error,), unclosed_reasoning=True, speculation=drafts)
     engine = FakeEngine(answer, max_rows=1, step_s=0.001)
     with asking(engine) as client:
         body = hello(strange=1, guided_json={"not": {}})
@@ -384,11 +386,13 @@ def listing(names: list[str]) -> str:
 
 
 class DiskEngine(FakeEngine):
-    """An engine that looked for a prompt on disk."""
+    """An engine that looked for a prompt on disk, and drafted."""
 
     async def status(self) -> EngineStatus:
         disk = DiskCacheStatus(folder="/c", num_bytes=1, quota_bytes=2, num_restores={"restored": 1})
-        return dataclasses.replace(await super().status(), prefix_cache=PrefixCacheStatus(disk=disk))
+        drafts = SpeculationStats(num_drafted_by_source={"ngram": 3}, num_accepted_by_source={"ngram": 1})
+        cache = PrefixCacheStatus(disk=disk)
+        return dataclasses.replace(await super().status(), prefix_cache=cache, speculation=drafts)
 
 
 def test_http_document_lists_every_metric_with_its_labels() -> None:

@@ -19,6 +19,7 @@ from troth.contracts.grammar import MAX_CHOICE_BYTES, MAX_GRAMMAR_CHOICES, MAX_S
 from troth.errors import RequestError
 from troth.testing.byte_tokenizer import EOS_ID, ByteTokenizer
 from troth.text.grammar import MAX_CACHED, GrammarCompiler
+from troth.text.grammar_schema import MAX_OPTIONAL, MAX_PROPERTIES
 from troth.text.grammar_session import GrammarSession
 from troth.text.tokenizer import Tokenizer
 
@@ -442,3 +443,12 @@ def test_error_of_a_compiler_that_takes_too_long(monkeypatch: pytest.MonkeyPatch
             slow.compile(OBJECT)
     finally:
         asked.set()
+
+
+def test_object_with_as_many_properties_as_are_allowed_can_be_written() -> None:
+    """Of 500 that may be left out none could: the grammar compiled, and died where the object began."""
+    optional = schema({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(MAX_OPTIONAL)}})
+    assert accepts(optional, '{"p3": "a", "p470": "b", "other": 1}')
+    names = [f"p{i}" for i in range(MAX_PROPERTIES)]
+    required = schema({"type": "object", "properties": {name: {"const": 1} for name in names}, "required": names})
+    assert accepts(required, json.dumps(dict.fromkeys(names, 1)))

@@ -12,7 +12,7 @@ from troth.contracts.grammar import Grammar
 from troth.errors import RequestError
 from troth.testing.byte_tokenizer import ByteTokenizer
 from troth.text.grammar import COMPILE_TIMEOUT_S, GrammarCompiler
-from troth.text.grammar_schema import MAX_DEPTH, MAX_DIVISOR, MAX_NODES, MAX_PROPERTIES, read_schema
+from troth.text.grammar_schema import MAX_DEPTH, MAX_DIVISOR, MAX_NODES, MAX_OPTIONAL, MAX_PROPERTIES, read_schema
 
 COMPILER = GrammarCompiler(ByteTokenizer(), ByteTokenizer.vocab_size)
 
@@ -154,7 +154,11 @@ HOSTILE: dict[str, Any] = {
     "deep constant": '{"const":' + "[" * 10_000 + "]" * 10_000 + "}",
     "too many parts": {"anyOf": [{"const": i} for i in range(MAX_NODES + 1)]},
     "too many values": {"enum": list(range(MAX_NODES + 1))},
-    "too many properties": {"properties": {f"p{i}": {} for i in range(MAX_PROPERTIES + 1)}},
+    "too many properties": {
+        "properties": {f"p{i}": {} for i in range(MAX_PROPERTIES + 1)},
+        "required": [f"p{i}" for i in range(MAX_PROPERTIES + 1)],
+    },
+    "too many properties that may be left out": {"properties": {f"p{i}": {} for i in range(MAX_OPTIONAL + 1)}},
     "unmergeable": {
         "allOf": [{"anyOf": [{"properties": {f"p{i}_{j}": {"const": i}}} for i in range(8)]} for j in range(8)]
     },

@@ -198,6 +198,23 @@ def test_engine_ends_the_reasoning_of_one_row_when_asked_and_leaves_the_others(d
     assert len(told(cramped, "reasoning")) > 20
 
 
+@pytest.mark.parametrize("num_over", [0, 1])
+def test_engine_closes_reasoning_only_where_the_context_has_room_for_the_mark(num_over: int) -> None:
+    """A prompt that leaves room for a token and not for the mark got both, and its row outgrew the context."""
+    limit, close = limits().largest_request, tuple(b"</think>")
+    prompt = (1,) * (limit - 1 - len(close) + num_over)
+    reading = AnswerReading(reasoning="think", close_ids=close, prompt_tail="<think>")
+    loop = EngineLoop(
+        Scheduler(limits()), Babbler((FULL,), (64,), vocab_size=257), ByteTokenizer(), clock=time.monotonic
+    )
+    sink = Sink()
+    loop.add(Request(request_id=RequestId("r"), prompt_ids=prompt, reading=reading), sink)
+    loop.end_reasoning(RequestId("r"))
+    while not isinstance(sink.events[-1], Completed):
+        loop.step()
+    assert sink.events[-1].usage.num_completion_tokens == (1 if num_over else 1 + len(close))
+
+
 def test_answer_without_a_limit_leaves_room_for_the_mark_that_ends_reasoning() -> None:
     free, bound = (
         Request(request_id=RequestId("r"), prompt_ids=(1, 2, 3), reading=AnswerReading(close_ids=ids))

@@ -18,7 +18,15 @@ from troth.testing.byte_tokenizer import ByteTokenizer
 from troth.testing.fake_engine import FakeEngine
 from troth.testing.fake_server import byte_model
 from troth.text.grammar import COMPILE_TIMEOUT_S, GrammarCompiler
-from troth.text.grammar_schema import _ENFORCED, _FORMATS, MAX_DEPTH, MAX_DIVISOR, MAX_NODES, MAX_PROPERTIES
+from troth.text.grammar_schema import (
+    _ENFORCED,
+    _FORMATS,
+    MAX_DEPTH,
+    MAX_DIVISOR,
+    MAX_NODES,
+    MAX_OPTIONAL,
+    MAX_PROPERTIES,
+)
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
@@ -128,7 +136,8 @@ def test_document_gives_the_limits_of_grammars_as_the_code_has_them() -> None:
     section = Document.read("docs/http.md").section("Structured output")
     kib = {kind: f"{size >> 10} KiB" for kind, size in MAX_SOURCE_BYTES.items()}
     expected = {
-        "schema": f"{kib['json_schema']}, {MAX_NODES} parts, {MAX_DEPTH} deep, {MAX_PROPERTIES} properties",
+        "schema": f"{kib['json_schema']}, {MAX_NODES} parts, {MAX_DEPTH} deep, {MAX_PROPERTIES} properties, "
+        f"{MAX_OPTIONAL} of one object that may be left out",
         "`multipleOf`, all of a schema, their least common multiple without decimal places": str(MAX_DIVISOR),
         "regular expression": kib["regex"],
         "Lark grammar": kib["lark"],

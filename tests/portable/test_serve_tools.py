@@ -217,12 +217,12 @@ def test_reasoning_of_a_running_request_ends_on_demand_and_the_answer_follows() 
     served = byte_model(engine, capabilities=ABLE)
     names = []
     with FakeServer([served]) as server, httpx.Client(base_url=server.url, timeout=20) as client:
-        for use_header in (False, True):
-            headers = {"x-request-id": "mine"} if use_header else {}
+        for given in ("", "mine", "a/b"):
+            headers = {"x-request-id": given} if given else {}
             with client.stream("POST", CHAT, json=hello(stream=True), headers=headers) as answer:
                 lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
                 first = json.loads(next(lines)[6:])
-                name = "mine" if use_header else first["id"]
+                name = given or first["id"]
                 names.append(name)
                 ended = client.post(f"/v1/requests/{name}/end-reasoning")
                 assert (ended.status_code, ended.json()) == (200, {"id": name, "object": "request", "answers": 1})

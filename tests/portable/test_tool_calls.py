@@ -12,7 +12,7 @@ from tests.shared_data import shared
 from troth.contracts.tools import ToolSpec
 from troth.errors import RequestError
 from troth.text.linear_pattern import LinearPattern, PatternError
-from troth.text.tool_calls import MAX_TOOLS, ToolSet, new_id
+from troth.text.tool_calls import MAX_TOOLS, ToolSet, _from_text, new_id
 from troth.text.tool_formats.coercion import ITEM, json_text, types_at
 from troth.text.tool_formats.unit import Proposal
 from troth.text.tool_schema import ToolSchema
@@ -119,6 +119,34 @@ def test_tool_calls_refuse_schemas_that_are_too_much() -> None:
         deep = {"items": deep}
     assert "deeper than" in refusal_of(deep)
     assert "more than 4096 parts" in refusal_of({"properties": {f"k{number}": {} for number in range(5000)}})
+    large = {"properties": {f"k{number}": True for number in range(4000)}}
+    with pytest.raises(RequestError, match="more than 16384 parts together"):
+        ToolSet([ToolSpec(name=f"f{number}", parameters=large) for number in range(5)])
+
+
+def test_tool_calls_keep_no_large_schemas_compiled() -> None:
+    large = {"properties": {f"k{number}": {"description": "x" * 80} for number in range(1000)}}
+    looked_up = _from_text.cache_info().misses
+    ToolSet([ToolSpec(name="f", parameters=large)])
+    assert _from_text.cache_info().misses == looked_up
+    ToolSet([ToolSpec(name="f", parameters={"title": "kept, and in no other test"})])
+    assert _from_text.cache_info().misses == looked_up + 1
+
+
+def test_tool_calls_read_a_schema_in_time_that_grows_with_its_parts_and_looks_at_each() -> None:
+    """Each part is looked at by itself, as the standard's own schema of schemas would: here the last of many."""
+    properties: dict[str, Any] = {f"k{number}": {"type": "string", "description": "x"} for number in range(2000)}
+    assert ToolSchema({"properties": properties}, param="tools").num_parts == 2001
+    for wrong in (
+        {"maxLength": -1},
+        {"required": ["a", "a"]},
+        {"allOf": []},
+        {"$anchor": "1"},
+        {"dependentRequired": {"a": 1}},
+        {"if": 5},
+        5,
+    ):
+        assert "is not a JSON Schema" in refusal_of({"properties": {**properties, "last": {"items": wrong}}}), wrong
 
 
 def test_tool_calls_report_keywords_that_are_not_checked_or_refuse_them() -> None:

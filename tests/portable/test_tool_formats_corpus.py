@@ -8,8 +8,11 @@ from random import Random
 
 import pytest
 
+from tests.markdown import ROOT
 from tests.portable import tool_corpus as corpus
 from tests.portable.tool_examples import CHANNEL_EXAMPLES, EXAMPLES
+from troth.text.channels import CHANNELS
+from troth.text.tool_formats import FORMATS
 
 FILES = ("core.jsonl", "extra.jsonl")
 
@@ -51,6 +54,17 @@ def test_tool_formats_page_counts_what_passes_by_family() -> None:
         if cell != "-"
     }
     assert shown == {key: f"{passed[key]} of {total[key]}" for key in total}
+
+
+def test_tool_formats_are_counted_in_the_readme_as_on_the_page() -> None:
+    passed, total = 0, 0
+    for _, _, _, _, core, _ in corpus.table("Families"):
+        if core != "-":
+            of_family = [int(number) for number in core.split(" of ")]
+            passed, total = passed + of_family[0], total + of_family[1]
+    readme = (ROOT / "README.md").read_text()
+    assert f"{len(FORMATS) + len(CHANNELS)} tool-call formats" in readme
+    assert f"({passed} of {total} published cases" in readme
 
 
 def test_tool_formats_page_lists_no_row_that_is_not_in_the_corpus() -> None:

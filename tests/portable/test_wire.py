@@ -19,6 +19,7 @@ from troth.contracts.ports import EngineInfo, EngineStatus
 from troth.contracts.prefix_cache import DiskCacheStatus, PrefixCacheStatus
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
+from troth.contracts.speculation import Speculation, SpeculationStats
 from troth.contracts.tools import CallForm, ToolCall, ToolCallDelta, ToolChoice, ToolError, ToolPolicy, ToolSpec
 from troth.errors import StreamProtocol
 from troth.runtime import wire
@@ -107,6 +108,14 @@ REQUEST = st.builds(
     checkpoint_positions=st.lists(COUNT, max_size=3).map(tuple),
     namespace=TEXT,
     prompt_cache=st.booleans(),
+    speculation=st.none()
+    | st.builds(
+        Speculation,
+        sources=st.sampled_from([("external",), ("grammar", "external", "ngram")]),
+        depth=st.none() | st.integers(1, 16),
+        adaptive=st.booleans(),
+        predicted_ids=st.lists(COUNT, max_size=3).map(tuple),
+    ),
     priority=st.integers(-(2**31), 2**31),
 )
 EVENT = st.one_of(
@@ -131,6 +140,14 @@ EVENT = st.one_of(
         seed=st.integers(0, 2**64 - 1),
         stop_match=st.none() | TEXT,
         prompt_logprobs=st.none() | st.lists(LOGPROBS, max_size=3).map(tuple),
+        speculation=st.none()
+        | st.builds(
+            SpeculationStats,
+            num_verifies=COUNT,
+            accepted_by_depth=st.lists(COUNT, max_size=3).map(tuple),
+            num_drafted_by_source=st.dictionaries(TEXT, COUNT, max_size=2),
+            disabled_reason=st.none() | TEXT,
+        ),
     ),
     st.builds(
         Failed,
@@ -182,6 +199,7 @@ STATUS = EngineStatus(
     num_preemptions=11,
     num_requests_by_end={"stop": 12},
     downgrades=("slow",),
+    speculation=SpeculationStats(num_verifies=13, num_drafted=14, num_accepted=15),
     prefix_cache=PrefixCacheStatus(
         num_blocks=(1, 2),
         num_admissions={"hit": 3},
@@ -215,6 +233,7 @@ def test_events_survive_the_wire_in_order_and_exactly(events: list[tuple[int, wi
         wire.Cancel(3, "disconnected"),
         wire.EndReasoning(3),
         wire.AskStatus(4),
+        wire.Unpin("system prompt"),
         wire.Close(),
     ],
 )

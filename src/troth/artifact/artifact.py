@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -67,6 +68,14 @@ class Artifact:
             return sum(tensor.num_bytes for tensor in self.gguf.tensors.values())
         assert self.safetensors is not None, self.kind
         return self.safetensors.num_bytes
+
+    @property
+    def num_values(self) -> int:
+        """Numbers in all tensors; of weights that a safetensors file packs into words, the words."""
+        if self.gguf is not None:
+            return sum(prod(tensor.shape) for tensor in self.gguf.tensors.values())
+        assert self.safetensors is not None, self.kind
+        return sum(prod(tensor.shape) for shard in self.safetensors.shards for tensor in shard.tensors.values())
 
     @property
     def total_bytes(self) -> int:

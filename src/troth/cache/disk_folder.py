@@ -4,7 +4,7 @@ Refuses to know queues and threads (``disk_tier.py``). Whatever goes wrong ends 
 ``trouble``, never in an error.
 
     folder/index.sqlite          which file holds which block (``disk_index.py``)
-    folder/ab/ab12...safetensors  the files, named after their content (``disk_segment.py``)
+    folder/ab/ab12...safetensors  the files, named after their content (``disk_bundle.py``)
     folder/scratch-*/            what a process is writing; removed by whoever finds its owner gone
 """
 
@@ -21,24 +21,23 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
-from troth.cache.disk_index import FILE_NAME, DiskIndex, IndexTrouble, Location
-from troth.cache.disk_names import SegmentKind
-from troth.cache.disk_segment import (
+from troth.cache.disk_bundle import (
+    FILE,
     SUFFIX,
-    DamagedSegment,
-    Segment,
-    describe_segment,
-    read_segment,
-    write_segment,
+    Bundle,
+    DamagedBundle,
+    describe_bundle,
+    read_bundle,
+    write_bundle,
 )
+from troth.cache.disk_index import FILE_NAME, DiskIndex, IndexTrouble, Location
+from troth.cache.disk_names import BundleKind
+from troth.config.disk_quota import default_quota
 from troth.contracts.prefix_cache import DiskCacheContents
 
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
-QUOTA_BYTES: Final = 10 * 2**30
-QUOTA_SHARE: Final = 0.1
-"""Of the free disk; the smaller of the two is the default quota."""
 _LOCK: Final = "lock"
 _PRIVATE: Final = 0o700
 """What is kept says what was talked about: nobody else may read it."""
@@ -59,6 +58,8 @@ class DiskFolder:
         self.quota_bytes = 0
         self.num_bytes = 0
         """Of all files, as of the last change made here."""
+        self.free_bytes = 0
+        """Of the disk, as of the last file written here."""
         self.trouble = ""
         """Why nothing is written any more; empty while all is well."""
         self.counts: Counter[str] = Counter()
@@ -80,7 +81,7 @@ class DiskFolder:
         """Where to write before a file appears; None when nothing can be written."""
         return self._scratch
 
-    def find(self, kind: SegmentKind, names: Sequence[bytes]) -> dict[bytes, Location]:
+    def find(self, kind: BundleKind, names: Sequence[bytes]) -> dict[bytes, Location]:
         """Where those of ``names`` lie that are listed. Their files may yet prove damaged."""
         return self._ask(lambda index: index.find(kind, names), {})
 
@@ -100,11 +101,11 @@ class DiskFolder:
         """Every listed file."""
         return self._ask(lambda index: sorted(index.files()), [])
 
-    def read(self, file: str) -> Segment | None:
+    def read(self, file: str) -> Bundle | None:
         """A file that is what it was when it was written; one that is not is removed."""
         try:
-            return read_segment(self.path, file)
-        except DamagedSegment as error:
+            return read_bundle(self.path, file)
+        except DamagedBundle as error:
             self.remove_damaged(file, str(error))
             return None
 
@@ -116,6 +117,8 @@ class DiskFolder:
                 _log.warning("removing a damaged file of the disk cache: %s", why)
                 self.counts["damaged"] += 1
                 self._drop(index, file)
+            elif index.places(file):
+                raise sqlite3.DatabaseError(f"the index has blocks in {file}, which it does not list")
 
         self._ask(remove, None)
 
@@ -139,21 +142,22 @@ class DiskFolder:
 
         return self._ask(remove, 0)
 
-    def write(self, segment: Segment) -> None:
-        """Keep a segment, unless all of it is known. Raises OSError or IndexTrouble."""
+    def write(self, bundle: Bundle) -> None:
+        """Keep a bundle, unless all of it is known. Raises OSError or IndexTrouble."""
         with self._lock:
-            if self._index is None or self._scratch is None or segment.num_bytes > self.quota_bytes:
+            if self._index is None or self._scratch is None or bundle.num_bytes > self.quota_bytes:
                 return
-            if len(self._index.find(segment.kind, segment.names)) == len(segment.names):
+            if len(self._index.find(bundle.kind, bundle.names)) == len(bundle.names):
                 return
-            self._evict(self._index, segment.num_bytes)
+            self._evict(self._index, bundle.num_bytes)
             scratch = self._scratch
         # Without the lock: the slow part, which no lookup should wait for.
-        file, num_bytes = write_segment(segment, self.path, scratch)
+        file, num_bytes = write_bundle(bundle, self.path, scratch)
         with self._lock:
             if self._index is not None:
-                self._index.add(segment.kind, segment.namespace, segment.names, file, num_bytes)
+                self._index.add(bundle.kind, bundle.namespace, bundle.names, file, num_bytes)
                 self.counts["written"] += 1
+                self.free_bytes = shutil.disk_usage(self.path).free
                 self._evict(self._index, 0)
 
     def stop_writing(self, why: str) -> None:
@@ -207,8 +211,8 @@ class DiskFolder:
                 raise
             self._renew_index()
         assert self._index is not None
-        free = shutil.disk_usage(self.path).free + self._index.total_bytes()
-        self.quota_bytes = min(QUOTA_BYTES, int(free * QUOTA_SHARE)) if quota_bytes is None else quota_bytes
+        used, self.free_bytes = self._index.total_bytes(), shutil.disk_usage(self.path).free
+        self.quota_bytes = default_quota(self.free_bytes, used) if quota_bytes is None else quota_bytes
         self._evict(self._index, 0)
 
     def _remove_abandoned(self) -> None:
@@ -223,17 +227,20 @@ class DiskFolder:
 
     def _adopt_unlisted(self, index: DiskIndex) -> None:
         """List files whose writer was stopped before it could; drop entries of files that are not there."""
-        on_disk = {str(path.relative_to(self.path)) for path in self.path.glob(f"??/*{SUFFIX}")}
+        # In this order: what another process writes meanwhile is at worst listed twice, never taken for lost.
         listed = index.files()
-        for file in listed - on_disk:
+        found = (path.relative_to(self.path).as_posix() for path in self.path.glob(f"??/*{SUFFIX}"))
+        on_disk = set(filter(FILE.fullmatch, found))
+        gone = listed - on_disk
+        for file in gone:
             index.remove(file)
-        if not index.files() <= on_disk:
+        if gone & index.files():
             raise sqlite3.DatabaseError("entries of the index cannot be removed")
         for file in on_disk - listed:
             try:
-                found = describe_segment(self.path, file)
-                index.add(found.kind, found.namespace, found.names, file, (self.path / file).stat().st_size)
-            except (DamagedSegment, OSError):
+                bundle = describe_bundle(self.path, file)
+                index.add(bundle.kind, bundle.namespace, bundle.names, file, (self.path / file).stat().st_size)
+            except (DamagedBundle, OSError):
                 (self.path / file).unlink(missing_ok=True)
                 self.counts["damaged"] += 1
 

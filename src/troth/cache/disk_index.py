@@ -1,6 +1,6 @@
 """Which file of the disk tier holds which block, and which were used longest ago: one SQLite database for all.
 
-Refuses to know what is in the files: an entry is a hint, ``disk_segment.py`` proves it. Used by ``disk_tier.py``, under
+Refuses to know what is in the files: an entry is a hint, ``disk_bundle.py`` proves it. Used by ``disk_tier.py``, under
 its lock.
 """
 
@@ -12,23 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from troth.cache.disk_names import SegmentKind
+from troth.cache.disk_bundle import FILE
+from troth.cache.disk_names import BundleKind
 from troth.contracts.prefix_cache import DiskCacheContents
 
 FILE_NAME: Final = "index.sqlite"
 BUSY_S: Final = 5.0
 """How long another process may hold the database."""
 _PER_QUERY: Final = 500
-IndexTrouble: Final = (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError)
+IndexTrouble: Final = (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError, OverflowError)
 """What any use may raise. The values of a damaged database have any type, and its messages are not always text."""
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS segments (
+CREATE TABLE IF NOT EXISTS bundles (
     file TEXT PRIMARY KEY, namespace TEXT NOT NULL, kind TEXT NOT NULL, num_blocks INTEGER NOT NULL,
     num_bytes INTEGER NOT NULL, used INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_use ON segments (used);
+CREATE INDEX IF NOT EXISTS by_use ON bundles (used);
 CREATE TABLE IF NOT EXISTS blocks (
-    kind TEXT NOT NULL, name BLOB NOT NULL, file TEXT NOT NULL REFERENCES segments (file) ON DELETE CASCADE,
+    kind TEXT NOT NULL, name BLOB NOT NULL, file TEXT NOT NULL REFERENCES bundles (file) ON DELETE CASCADE,
     position INTEGER NOT NULL, PRIMARY KEY (kind, name)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_file ON blocks (file);
@@ -66,7 +67,7 @@ class DiskIndex:
         """Let the database go."""
         self._db.close()
 
-    def find(self, kind: SegmentKind, names: Sequence[bytes]) -> dict[bytes, Location]:
+    def find(self, kind: BundleKind, names: Sequence[bytes]) -> dict[bytes, Location]:
         """Where those of ``names`` lie that are listed."""
         found: dict[bytes, Location] = {}
         for at in range(0, len(names), _PER_QUERY):
@@ -75,7 +76,7 @@ class DiskIndex:
             rows = self._db.execute(
                 f"SELECT name, file, position FROM blocks WHERE kind = ? AND name IN ({marks})", (kind, *asked)
             )
-            found.update((bytes(name), Location(str(file), int(position))) for name, file, position in rows)
+            found.update((bytes(name), Location(_file(file), _position(position))) for name, file, position in rows)
         return found
 
     def files_of(self, names: Sequence[bytes]) -> set[str]:
@@ -85,15 +86,15 @@ class DiskIndex:
             asked = names[at : at + _PER_QUERY]
             marks = ",".join("?" * len(asked))
             rows = self._db.execute(f"SELECT DISTINCT file FROM blocks WHERE name IN ({marks})", asked)
-            found.update(str(file) for (file,) in rows)
+            found.update(_file(file) for (file,) in rows)
         return found
 
-    def add(self, kind: SegmentKind, namespace: str, names: Sequence[bytes], file: str, num_bytes: int) -> None:
+    def add(self, kind: BundleKind, namespace: str, names: Sequence[bytes], file: str, num_bytes: int) -> None:
         """List a file; blocks that another one holds already stay where they are."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(
-                "INSERT OR IGNORE INTO segments SELECT ?, ?, ?, ?, ?, 1 + COALESCE(MAX(used), 0) FROM segments",
+                "INSERT OR IGNORE INTO bundles SELECT ?, ?, ?, ?, ?, 1 + COALESCE(MAX(used), 0) FROM bundles",
                 (file, namespace, kind, len(names), num_bytes),
             )
             self._db.executemany(
@@ -110,31 +111,35 @@ class DiskIndex:
             self._db.execute("BEGIN IMMEDIATE")
             for file in reversed(used):
                 self._db.execute(
-                    "UPDATE segments SET used = 1 + (SELECT MAX(used) FROM segments) WHERE file = ?", (file,)
+                    "UPDATE bundles SET used = 1 + (SELECT MAX(used) FROM bundles) WHERE file = ?", (file,)
                 )
 
     def remove(self, file: str) -> None:
         """A file is gone, or about to be."""
         with self._db:
-            self._db.execute("DELETE FROM segments WHERE file = ?", (file,))
+            self._db.execute("DELETE FROM bundles WHERE file = ?", (file,))
 
     def lists(self, file: str) -> bool:
         """Whether a file is listed."""
-        return self._db.execute("SELECT 1 FROM segments WHERE file = ?", (file,)).fetchone() is not None
+        return self._db.execute("SELECT 1 FROM bundles WHERE file = ?", (file,)).fetchone() is not None
+
+    def places(self, file: str) -> bool:
+        """Whether any block is said to lie in a file. Every row is looked at: an index may be what is damaged."""
+        return self._db.execute("SELECT 1 FROM blocks WHERE +file = ?", (file,)).fetchone() is not None
 
     def total_bytes(self) -> int:
         """Bytes of all listed files."""
-        return int(self._db.execute("SELECT COALESCE(SUM(num_bytes), 0) FROM segments").fetchone()[0])
+        return int(self._db.execute("SELECT COALESCE(SUM(num_bytes), 0) FROM bundles").fetchone()[0])
 
     def oldest(self) -> str | None:
         """The file used longest ago."""
-        row = self._db.execute("SELECT file FROM segments ORDER BY used LIMIT 1").fetchone()
-        return None if row is None else str(row[0])
+        row = self._db.execute("SELECT file FROM bundles ORDER BY used LIMIT 1").fetchone()
+        return None if row is None else _file(row[0])
 
     def files(self, namespace: str | None = None) -> set[str]:
         """Every listed file, of one namespace or of all."""
-        rows = self._db.execute("SELECT file FROM segments WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
-        return {str(file) for (file,) in rows}
+        rows = self._db.execute("SELECT file FROM bundles WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
+        return {_file(file) for (file,) in rows}
 
     def label(self, namespace: str, label: str) -> None:
         """Call a namespace so, for people."""
@@ -144,7 +149,20 @@ class DiskIndex:
         """What is listed, by namespace and kind, in order."""
         rows = self._db.execute(
             "SELECT namespace, COALESCE(label, ''), kind, COUNT(*), SUM(num_blocks), SUM(num_bytes) "
-            "FROM segments LEFT JOIN labels USING (namespace) GROUP BY namespace, kind ORDER BY namespace, kind"
+            "FROM bundles LEFT JOIN labels USING (namespace) GROUP BY namespace, kind ORDER BY namespace, kind"
         )
         names = ("namespace", "label", "kind", "num_files", "num_blocks", "num_bytes")
         return [DiskCacheContents(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def _file(value: object) -> str:
+    """A file as ``disk_bundle.py`` names them: what a damaged database says is neither opened nor removed."""
+    if not isinstance(value, str) or not FILE.fullmatch(value):
+        raise sqlite3.DatabaseError(f"the index names a file {str(value)[:80]!r}")
+    return value
+
+
+def _position(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise sqlite3.DatabaseError(f"the index has a block at place {str(value)[:80]!r} of a file")
+    return value

@@ -14,7 +14,7 @@ from typing import Final
 
 from troth.contracts.names import BLOCK_TOKENS
 
-SegmentKind = str
+BundleKind = str
 """``kv0``, ``kv1``...: keys and values that an attention group keeps of blocks; ``state``: the recurrent state at the
 end of one.
 """
@@ -23,12 +23,12 @@ LAYOUT_VERSION: Final = 1
 """Raised by one whenever a block's tensors change their meaning or layout."""
 
 
-def kv_kind(group: int) -> SegmentKind:
+def kv_kind(group: int) -> BundleKind:
     """What an attention group's blocks are called."""
     return f"kv{group}"
 
 
-def cache_namespace(*, artifact: str, dtype: str, kv_dtype: str, compute: str = "", adapter: str = "") -> str:
+def cache_namespace(*, artifact: str, dtype: str, kv_dtype: str, compute: str) -> str:
     """What keeps caches of unlike models and numbers apart, as hex.
 
     Args:
@@ -36,9 +36,8 @@ def cache_namespace(*, artifact: str, dtype: str, kv_dtype: str, compute: str = 
         dtype: of activations.
         kv_dtype: of keys and values.
         compute: device and op providers, whose sums differ in their last bits.
-        adapter: what was added to the weights.
     """
-    parts = (artifact, dtype, kv_dtype, f"layout {LAYOUT_VERSION}", f"block {BLOCK_TOKENS}", compute, adapter)
+    parts = (artifact, dtype, kv_dtype, f"layout {LAYOUT_VERSION}", f"block {BLOCK_TOKENS}", compute)
     return sha256("\0".join(parts).encode()).hexdigest()
 
 

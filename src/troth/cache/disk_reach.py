@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from troth.cache.disk_names import STATE, SegmentKind, kv_kind
+from troth.cache.disk_names import STATE, BundleKind, kv_kind
 from troth.contracts.cache_spec import AttentionSpec
 from troth.contracts.names import BLOCK_TOKENS
 
@@ -32,26 +32,26 @@ class DiskReach:
     has_states: bool
 
     @property
-    def kinds(self) -> tuple[SegmentKind, ...]:
+    def kinds(self) -> tuple[BundleKind, ...]:
         """Everything that is kept of a chain."""
         return (*map(kv_kind, range(len(self.groups))), *((STATE,) if self.has_states else ()))
 
-    def group_of(self, kind: SegmentKind) -> int:
+    def group_of(self, kind: BundleKind) -> int:
         """The attention group whose blocks are of a kind."""
         return self.kinds.index(kind)
 
-    def needed(self, kind: SegmentKind, num_blocks: int) -> range:
+    def needed(self, kind: BundleKind, num_blocks: int) -> range:
         """The places that a request which starts after ``num_blocks`` blocks reads."""
         if kind == STATE:
             return range(num_blocks - 1, num_blocks)
         spec = self.groups[self.group_of(kind)]
         return range(spec.first_needed(num_blocks * BLOCK_TOKENS), num_blocks)
 
-    def wanted(self, kind: SegmentKind, ends: Iterable[int]) -> list[int]:
+    def wanted(self, kind: BundleKind, ends: Iterable[int]) -> list[int]:
         """The places to keep so that a request can start at each of ``ends``, ascending."""
         return sorted({place for end in ends for place in self.needed(kind, end)})
 
-    def deepest(self, held: Mapping[SegmentKind, Collection[int]], most: int) -> int:
+    def deepest(self, held: Mapping[BundleKind, Collection[int]], most: int) -> int:
         """The most blocks, at most ``most``, that a request can start after; 0 when there are none."""
         windows = []
         for group, spec in enumerate(self.groups):

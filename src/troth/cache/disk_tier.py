@@ -19,10 +19,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from troth.cache.disk_bundle import Bundle
 from troth.cache.disk_folder import DiskFolder
 from troth.cache.disk_index import IndexTrouble
-from troth.cache.disk_names import SegmentKind
-from troth.cache.disk_segment import Segment
+from troth.cache.disk_names import BundleKind
 from troth.cache.disk_speed import DiskSpeed
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class DiskTierStatus:
 
     num_bytes: int
     quota_bytes: int
+    free_bytes: int
     num_written: int
     """Files written by this process."""
     num_dropped: int
@@ -94,7 +95,7 @@ class DiskTier:
         self.speed = DiskSpeed()
         self._folder = DiskFolder(folder, quota_bytes=quota_bytes)
         self._folder.label(namespace, label)
-        self._queue: deque[Segment | _Withdrawal] = deque()
+        self._queue: deque[Bundle | _Withdrawal] = deque()
         self._num_unfinished = 0
         self._queued_bytes = 0
         self._num_dropped = 0
@@ -114,23 +115,23 @@ class DiskTier:
         """Bytes that may be offered now."""
         return 0 if self._closing or self.trouble else max(0, QUEUE_BYTES - self._queued_bytes)
 
-    def offer(self, kind: SegmentKind, names: Sequence[bytes], tensors: dict[str, Tensor]) -> bool:
+    def offer(self, kind: BundleKind, names: Sequence[bytes], tensors: dict[str, Tensor]) -> bool:
         """Keep blocks, if there is time and room; whether they were taken. Never waits.
 
         Args:
             names: of consecutive blocks, or of the one a state follows.
             tensors: on the CPU, first dimension len(names); the tier's own from now on.
         """
-        segment = Segment(kind=kind, namespace=self.namespace, names=tuple(names), tensors=tensors)
+        bundle = Bundle(kind=kind, namespace=self.namespace, names=tuple(names), tensors=tensors)
         with self._changed:
-            fits = self._queued_bytes + segment.num_bytes <= QUEUE_BYTES
+            fits = self._queued_bytes + bundle.num_bytes <= QUEUE_BYTES
             if self._closing or self.trouble or not fits:
                 self._num_dropped += not fits
                 return False
-            self._append(segment)
+            self._append(bundle)
         return True
 
-    def held(self, kind: SegmentKind, names: Sequence[bytes], *, used: bool = False) -> frozenset[int]:
+    def held(self, kind: BundleKind, names: Sequence[bytes], *, used: bool = False) -> frozenset[int]:
         """Which of ``names``, by their place, are listed. Their files may yet prove damaged.
 
         Args:
@@ -141,34 +142,32 @@ class DiskTier:
             self._folder.touch(dict.fromkeys(places[name].file for name in names if name in places))
         return frozenset(i for i, name in enumerate(names) if name in places)
 
-    def read(self, kind: SegmentKind, names: Sequence[bytes]) -> list[Span]:
+    def read(self, kind: BundleKind, names: Sequence[bytes]) -> list[Span]:
         """The longest beginning of ``names`` that is held and whole, as consecutive spans.
 
         A file that is not what it should be is removed, and the beginning ends before it.
         """
         started, num_bytes = time.perf_counter(), 0
         places = self._folder.find(kind, names)
-        read: dict[str, Segment] = {}
+        read: dict[str, Bundle] = {}
         spans: list[Span] = []
         at = 0
         while at < len(names) and names[at] in places:
             place = places[names[at]]
-            segment = read.get(place.file)
-            if segment is None:
-                segment = self._folder.read(place.file)
-                if segment is None:
+            bundle = read.get(place.file)
+            if bundle is None:
+                bundle = self._folder.read(place.file)
+                if bundle is None:
                     break
-                read[place.file] = segment
-                num_bytes += segment.num_bytes
-            if (segment.kind, segment.namespace) != (kind, self.namespace):
-                self._folder.remove_damaged(place.file, "the index names the wrong file for a block")
-                break
-            count = _num_agreeing(segment.names[place.position :], names[at:])
+                read[place.file] = bundle
+                num_bytes += bundle.num_bytes
+            is_ours = (bundle.kind, bundle.namespace) == (kind, self.namespace)
+            count = _num_agreeing(bundle.names[place.position :], names[at:]) if is_ours else 0
             if not count:
                 self._folder.remove_damaged(place.file, "the index names the wrong file for a block")
                 break
             end = place.position + count
-            spans.append(Span(at, count, {key: t[place.position : end] for key, t in segment.tensors.items()}))
+            spans.append(Span(at, count, {key: t[place.position : end] for key, t in bundle.tensors.items()}))
             at += count
         self._folder.touch(read)
         if num_bytes >= NOTED_BYTES:
@@ -200,6 +199,7 @@ class DiskTier:
         return DiskTierStatus(
             num_bytes=self._folder.num_bytes,
             quota_bytes=self._folder.quota_bytes,
+            free_bytes=self._folder.free_bytes,
             num_written=counts["written"],
             num_dropped=self._num_dropped,
             num_damaged=counts["damaged"],
@@ -218,7 +218,7 @@ class DiskTier:
         self._thread.join()
         self._folder.close()
 
-    def _append(self, work: Segment | _Withdrawal) -> None:
+    def _append(self, work: Bundle | _Withdrawal) -> None:
         self._queue.append(work)
         self._num_unfinished += 1
         self._queued_bytes += work.num_bytes
@@ -231,7 +231,7 @@ class DiskTier:
                 if not self._queue:
                     return
                 work = self._queue.popleft()
-            if isinstance(work, Segment):
+            if isinstance(work, Bundle):
                 self._write(work)
             else:
                 self._folder.remove_blocks(work.names)
@@ -240,13 +240,13 @@ class DiskTier:
                 self._queued_bytes -= work.num_bytes
                 self._changed.notify_all()
 
-    def _write(self, segment: Segment) -> None:
+    def _write(self, bundle: Bundle) -> None:
         if self.trouble:
             return
         try:
             # What a row that fails leaves behind would make others fail, and outlive the process.
-            if all(map(_is_finite, segment.tensors.values())):
-                self._folder.write(segment)
+            if all(map(_is_finite, bundle.tensors.values())):
+                self._folder.write(bundle)
             else:
                 self._num_dropped += 1
         except OSError as error:

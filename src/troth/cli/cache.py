@@ -1,4 +1,4 @@
-"""``troth cache``: what the disk cache holds, whether it is whole, and its end.
+"""``troth cache``: what the disk cache holds, whether it is whole, its end, and one conversation's way in and out.
 
 Refuses to know how it is kept (``cache/disk_folder.py``). Servers may be using it meanwhile.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from troth import compose
+from troth.cli.cache_transfer import USAGE, transfer
 from troth.cli.exit_code import DONE, FAILED
 from troth.cli.quantity import bytes_text
 from troth.cli.table import table
@@ -22,7 +23,7 @@ from troth.config.options import NO_DISK_CACHE
 from troth.contracts.prefix_cache import DiskCacheContents
 from troth.errors import DeviceError, OptionError
 
-ACTIONS: Final = ("stats", "list", "verify", "flush")
+ACTIONS: Final = ("stats", "list", "verify", "flush", *USAGE)
 _HEADER: Final = ("model", "kind", "files", "blocks", "size", "namespace")
 _NUMBERS: Final = (2, 3, 4)
 _SHOWN: Final = 12
@@ -33,14 +34,18 @@ def run(args: Namespace, terminal: Terminal) -> int:
     """Do it; FAILED when ``verify`` finds damage.
 
     Raises:
-        OptionError: there is no such action, or no folder is named and the user has none.
+        OptionError: there is no such action, or no folder is named and the user has none; and as ``transfer``.
         DeviceError: the folder cannot be used.
     """
-    action = args.action or ACTIONS[0]
+    action, *operands = args.action or ACTIONS[:1]
     if action not in ACTIONS:
         raise OptionError(f"ACTION must be one of {', '.join(ACTIONS)}, not {action!r}")
+    if operands and action not in USAGE:
+        raise OptionError(f"troth cache {action} takes nothing more, not {operands[0]!r}")
     folder = _folder(args.disk_cache)
-    if folder.is_dir():
+    if action in USAGE:
+        told, lines = transfer(action, operands, args, folder)
+    elif folder.is_dir():
         told, lines = _done(action, folder)
     else:
         told, lines = {"num_bytes": 0, "contents": []}, [f"No disk cache at {folder}."]

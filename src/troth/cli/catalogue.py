@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,22 +175,22 @@ def _as(kind: type, value: object) -> Any:
 def _num_parameters(artifact: Artifact) -> int | None:
     if artifact.config.keys() & {"quantization", "quantization_config"}:
         return None
-    return sum(prod(shape) for _, shape, _ in _tensors(artifact))
+    return artifact.num_values
 
 
 def _format(artifact: Artifact) -> str:
     """The container and the type that holds most of the bytes."""
     held: Counter[str] = Counter()
-    for kind, _, num_bytes in _tensors(artifact):
+    for kind, num_bytes in _tensors(artifact):
         held[kind] += num_bytes
     return " ".join([artifact.kind, *(kind for kind, _ in held.most_common(1))])
 
 
-def _tensors(artifact: Artifact) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """(type, shape, bytes) of every tensor."""
+def _tensors(artifact: Artifact) -> Iterator[tuple[str, int]]:
+    """(type, bytes) of every tensor."""
     if artifact.gguf is not None:
         for tensor in artifact.gguf.tensors.values():
-            yield tensor.ggml_type.name, tensor.shape, tensor.num_bytes
+            yield tensor.ggml_type.name, tensor.num_bytes
     for shard in artifact.safetensors.shards if artifact.safetensors is not None else ():
         for stored in shard.tensors.values():
-            yield stored.dtype, stored.shape, stored.num_bytes
+            yield stored.dtype, stored.num_bytes

@@ -86,7 +86,7 @@ COMMANDS: Final = (
         summary="show the memory a model needs, before loading it",
         details="Exits with 1 when the model does not fit, and then names the nearest plan that does.",
         operand=_MODEL,
-        groups=(flags.MODEL, flags.BATCH, flags.JSON),
+        groups=(flags.MODEL, flags.BATCH, flags.DISK_CACHE, flags.JSON),
     ),
     Command(
         name="probe",
@@ -100,9 +100,11 @@ COMMANDS: Final = (
         name="cache",
         summary="look after the disk cache of troth serve",
         details="stats sums it up, list shows it by model, verify reads every file and removes those that are damaged "
-        "(exits with 1 when there were any), flush removes everything.",
-        operand=Operand("action", "ACTION", "?", "stats (the default), list, verify or flush"),
-        groups=(flags.CACHE, flags.JSON),
+        "(exits with 1 when there were any), flush removes everything. export PROMPT.json FILE writes what is kept "
+        "of one conversation (messages or a prompt, as in a request) to a file, import FILE takes it in; "
+        "both need the model.",
+        operand=Operand("action", "ACTION", "*", "stats (the default), list, verify, flush, export or import"),
+        groups=(flags.CACHE, flags.MODEL, flags.JSON),
     ),
     Command(
         name="doctor",

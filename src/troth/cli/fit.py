@@ -1,4 +1,4 @@
-"""``troth fit``: where the memory of a model would go, decided from headers before anything is loaded."""
+"""``troth fit``: where the memory of a model would go under ``troth serve``, from headers, before loading."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from troth.cli.exit_code import DONE, FAILED
 from troth.cli.quantity import bytes_text
 from troth.cli.table import table
 from troth.cli.terminal import Terminal
+from troth.config.folders import disk_cache_folder
 from troth.config.nearest_plan import Change, nearest_plan
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.memory_plan import MemoryPlan
@@ -22,7 +23,9 @@ _NUMBERS: Final = (1,)
 
 def run(args: Namespace, terminal: Terminal) -> int:
     """Plan and show. Raises ModelLoadError and OptionError."""
-    model, engine = flags.model_options(args), flags.engine_options(args)
+    folder = disk_cache_folder()
+    model = flags.model_options(args)
+    engine = flags.engine_options(args, disk_cache=None if folder is None else str(folder))
     artifact = compose.find(model)
     planned = compose.plan(artifact, model, engine)
 
@@ -41,6 +44,8 @@ def run(args: Namespace, terminal: Terminal) -> int:
         for line in (
             "",
             *_rows(plan),
+            "",
+            *_prompt_cache(plan),
             "",
             *(f"- {decision}" for decision in plan.decisions),
             "",
@@ -69,6 +74,23 @@ def _rows(plan: MemoryPlan) -> list[str]:
     return lines
 
 
+def _prompt_cache(plan: MemoryPlan) -> list[str]:
+    """Where the prompt cache lies: within the sums above, and on disk."""
+    rows = [
+        ("prompt cache in memory", bytes_text(plan.prompt_cache_bytes), "what requests leave of cache and checkpoints")
+    ]
+    disk = plan.disk_cache
+    if disk is None:
+        rows.append(("prompt cache on disk", "off", ""))
+    else:
+        held = f"{bytes_text(disk.used_bytes)} used, {bytes_text(disk.free_bytes)} free on the disk of {disk.folder}"
+        rows.append(("prompt cache on disk", bytes_text(disk.quota_bytes), held))
+    lines = table(rows, right=_NUMBERS)
+    if disk is not None and not disk.fits:
+        lines.append("The disk has not so much room; lower --disk-cache-size, or free some.")
+    return lines
+
+
 def _verdict(plan: MemoryPlan, nearest: tuple[Change, MemoryPlan] | None) -> list[str]:
     if plan.fits:
         return [f"It fits: {_capacity(plan)}."]
@@ -86,4 +108,5 @@ def _capacity(plan: MemoryPlan) -> str:
 
 def _json(plan: MemoryPlan) -> dict[str, Any]:
     totals = {"kv_bytes": plan.kv_bytes, "total_bytes": plan.total_bytes, "fits": plan.fits}
+    totals["prompt_cache_bytes"] = plan.prompt_cache_bytes
     return dataclasses.asdict(plan) | totals

@@ -79,6 +79,9 @@ BATCH: Final = Group(
         _flag("--rows", "max_rows", _count, "N", "requests computed together (default: 8 on a CPU, 256 on a GPU)"),
         _flag("--chunk-tokens", "chunk_tokens", _count, "N", "prompt tokens fed per step beside running answers"),
         _flag("--kv-memory", "kv_memory_bytes", values.size_bytes, "SIZE", "memory of the KV cache, such as 4G"),
+        _flag(
+            "--speculate", "speculation", values.words, "SOURCES", "who drafts tokens: ngram, grammar (default: nobody)"
+        ),
     ),
 )
 """How requests share the model."""
@@ -181,6 +184,7 @@ SERVE: Final = Group(
         _flag(
             "--request-timeout", "request_timeout_s", values.seconds, "SECONDS", "longest answer (default: no limit)"
         ),
+        _flag("--warm", "warm", values.some_text, "FILE", "JSON list of prefixes to compute first and keep"),
     ),
 )
 

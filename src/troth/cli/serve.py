@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
@@ -22,10 +22,11 @@ from troth.cli.exit_code import DONE
 from troth.cli.quantity import bytes_text
 from troth.cli.served import engine_client, served_model
 from troth.cli.terminal import Terminal
+from troth.cli.warm import WarmFile
 from troth.config.folders import disk_cache_folder
 from troth.config.options import EngineOptions, ModelOptions, ServeOptions
 from troth.contracts.ports import EngineInfo
-from troth.errors import NotReady, OptionError
+from troth.errors import DeviceError, NotReady, OptionError
 from troth.runtime.isolate import ProcessEngineClient
 from troth.serve.app import create_app
 from troth.serve.listen import bind, server_for
@@ -38,13 +39,14 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 def run(args: Namespace, terminal: Terminal) -> int:
     """Serve. Raises TrothError: the address is taken, the model cannot be loaded, or its engine failed for good."""
     model, engine, options = flags.model_options(args), _engine_options(args), flags.serve_options(args)
+    warm_file = WarmFile(options.warm) if options.warm is not None else None
     logging.basicConfig(stream=terminal.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if options.host not in _LOOPBACK and not options.api_keys:
         terminal.note(
             f"Everyone who reaches {options.host} may use this server; TROTH_API_KEY or --api-key asks for a key."
         )
     with _noted_signals() as stop_asked:
-        asyncio.run(_serve(model, engine, options, terminal, stop_asked))
+        asyncio.run(_serve(model, engine, options, terminal, stop_asked, warm_file))
     return DONE
 
 
@@ -60,6 +62,7 @@ async def _serve(
     options: ServeOptions,
     terminal: Terminal,
     stop_asked: Callable[[], bool],
+    warm_file: WarmFile | None,
 ) -> None:
     artifact = compose.find(model)
     name = model.name or artifact.name
@@ -70,13 +73,18 @@ async def _serve(
         try:
             terminal.note(f"Loading {name} ...")
             text = await asyncio.to_thread(compose.load_text, artifact, model)
-            server = server_for(create_app([served_model(name, client, text)], options), options, [client])
+            models = [served_model(name, client, text)]
+            server = server_for(create_app(models, options), options, [client])
             server.should_exit = stop_asked()
 
             def stop(watching: asyncio.Task[None]) -> None:
                 server.should_exit = True
 
-            watching = asyncio.create_task(_watch(client, lambda info: _announce(terminal, url, info)))
+            async def warmed() -> None:
+                if warm_file is not None:
+                    await warm_file.warm(models, terminal)
+
+            watching = asyncio.create_task(_watch(client, warmed, lambda info: _announce(terminal, url, info)))
             watching.add_done_callback(stop)
             await server.serve(sockets=[listener])
             if watching.done():
@@ -86,15 +94,29 @@ async def _serve(
             await client.aclose()
 
 
-async def _watch(client: ProcessEngineClient, announce: Callable[[EngineInfo], None]) -> None:
-    """Announce the engine when it is ready, and wait for its end. Raises what made it fail."""
-    try:
-        announce(await client.ready())
-    except NotReady:
-        if client.state == "closed":
-            return  # the server was stopped while the model was loading
-        raise
+async def _watch(
+    client: ProcessEngineClient,
+    warmed: Callable[[], Awaitable[None]],
+    announce: Callable[[EngineInfo], None],
+) -> None:
+    """Warm the engine when it is ready, announce it, and wait for its end; one that was started again is warmed again.
+
+    Raises what made it fail, or the warming.
+    """
+    warm_process = None
     while client.state not in ("failed", "closed"):
+        process = None
+        try:
+            info, process = await client.ready(), client.process_id
+            if process != warm_process:
+                await warmed()
+                if warm_process is None:
+                    announce(info)
+                warm_process = process
+        except (NotReady, DeviceError):
+            # An engine that was stopped, or crashed and loads again, is waited for; one that is well was at fault.
+            if client.state == "ready" and client.process_id == process:
+                raise
         await asyncio.sleep(WATCH_S)
     if client.state == "failed":
         _ = client.info

@@ -1,6 +1,6 @@
 """When a model does not fit: the plan that does and changes least.
 
-Refuses to know how plans are made: it asks for one with changed options. Read next: ``compose.py``, which does.
+Refuses to know how plans are made: it asks for one with changed options. Read next: ``run/planned.py``, which does.
 """
 
 from __future__ import annotations

@@ -51,10 +51,18 @@ class EngineOptions:
     """Most tokens fed in one step; None: chunk_tokens on a CPU, 8,192 on a GPU."""
     kv_memory_bytes: int | None = None
     """Bytes of all block pools; None: by memory plan."""
+    memory_soft_bytes: int | None = None
+    """Bytes that the engine's process (or its device memory) may hold before the prompt cache makes room; None: nine
+    tenths of memory_hard_bytes, or by memory plan.
+    """
+    memory_hard_bytes: int | None = None
+    """Bytes above which new requests are refused; None: by memory plan."""
     threads: int | None = None
     """CPU threads for kernels; None: the cores this process may use."""
     providers: tuple[str, ...] | None = None
     """Order of op providers; None: every available one, fastest first."""
+    speculation: tuple[str, ...] = ()
+    """Who drafts tokens for requests that do not say: ngram, grammar; empty: nobody."""
     consumer_idle_s: float = 30.0
     """A consumer that reads nothing for this long is cancelled."""
     disk_cache: str | None = None
@@ -80,3 +88,5 @@ class ServeOptions:
     """Cancel a request that runs longer; None: never."""
     model_aliases: tuple[tuple[str, str], ...] = ()
     """(requested name, served name) pairs."""
+    warm: str | None = None
+    """JSON file of prefixes that are computed and pinned before the server says that it serves; None: none."""

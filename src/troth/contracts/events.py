@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from troth.contracts.plan import TokenLogprobs
+from troth.contracts.speculation import SpeculationStats
 from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 
 FinishReason = Literal["stop", "length", "tool_calls", "aborted"]
@@ -85,6 +86,8 @@ class Completed:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     unclosed_reasoning: bool = False
     """The answer ended inside its reasoning."""
+    speculation: SpeculationStats | None = None
+    """What became of the drafts, where some were to be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,39 @@ class GroupPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStatus:
+    """What an engine's process holds, whatever was planned; main memory, or that of its device."""
+
+    held_bytes: int
+    """As of the last reading; 0: not known on this system."""
+    soft_bytes: int
+    """Above it the prompt cache makes room."""
+    hard_bytes: int
+    """Above it new requests are refused."""
+    num_shed_blocks: int = 0
+    """Cached blocks that made room."""
+    num_refused: int = 0
+    """Requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCachePlan:
+    """What the prompt cache may take of a disk."""
+
+    folder: str
+    quota_bytes: int
+    used_bytes: int
+    """By its files now."""
+    free_bytes: int
+    """Of the disk, its files aside."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the disk has room for all of the quota."""
+        return self.quota_bytes <= self.used_bytes + self.free_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """Where the bytes go. ``fits`` compares ``total_bytes`` with ``usable_bytes``."""
 
@@ -44,6 +77,13 @@ class MemoryPlan:
     num_checkpoints: int | None = None
     """Recurrent states the prompt cache can keep; None: the model has no recurrent layers."""
     bytes_per_checkpoint: int = 0
+    disk_cache: DiskCachePlan | None = None
+    """Where the prompt cache outlives the process; None: it does not. No part of any sum here."""
+
+    @property
+    def prompt_cache_bytes(self) -> int:
+        """Most bytes of the prompt cache in memory: it has what requests leave of the pools, and of the checkpoints."""
+        return self.kv_bytes + self.checkpoint_bytes
 
     @property
     def checkpoint_bytes(self) -> int:

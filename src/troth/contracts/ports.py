@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from troth.contracts.events import Event
-from troth.contracts.memory_plan import MemoryPlan
+from troth.contracts.memory_plan import MemoryPlan, MemoryStatus
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan, StepResult
 from troth.contracts.prefix_cache import PrefixCacheStatus
 from troth.contracts.request import Request
+from troth.contracts.speculation import SpeculationStats
 
 
 class Clock(Protocol):
@@ -79,8 +80,12 @@ class EngineStatus:
     """Finish reason or error class -> requests."""
     downgrades: tuple[str, ...] = ()
     """Every fallback in force, in words."""
+    speculation: SpeculationStats | None = None
+    """What became of all drafts; None: this engine makes none."""
     prefix_cache: PrefixCacheStatus | None = None
     """The prompt cache; None: there is none."""
+    memory: MemoryStatus | None = None
+    """What the process holds; None: it is not followed."""
 
 
 class EventStream(Protocol):
@@ -115,6 +120,12 @@ class EngineClient(Protocol):
 
     def submit(self, request: Request) -> EventStream:
         """Hand a request over. Refusals (queue full, never fits) arrive as the stream's first event, Failed."""
+
+    def unpin(self, name: str) -> None:
+        """Let the prompt that a request pinned by this name go, before anything submitted later. No effect if none is.
+
+        ``PrefixCacheStatus.pins`` lists what is pinned.
+        """
 
     async def status(self) -> EngineStatus:
         """A snapshot."""

@@ -46,6 +46,8 @@ class DiskCacheStatus:
     num_bytes: int
     """Of all files, whoever wrote them."""
     quota_bytes: int
+    free_bytes: int = 0
+    """Of the disk, as of the last file that this process wrote."""
     num_written: int = 0
     """Files."""
     num_dropped: int = 0
@@ -65,6 +67,16 @@ class DiskCacheStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedPrefix:
+    """Tokens whose state stays in the cache until somebody unpins them."""
+
+    name: str
+    num_tokens: int
+    num_bytes: int
+    """What it shares with other pins counts for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixCacheStatus:
     """A snapshot. Counts of admissions and tokens are totals since the start, preempted requests counted again."""
 
@@ -74,11 +86,19 @@ class PrefixCacheStatus:
     num_checkpoints_free: int = 0
     cached_bytes: int = 0
     """Of those blocks and checkpoints."""
+    pool_bytes: int = 0
+    """Of all blocks and checkpoints there are: cached, free, and held by requests and pins."""
+    free_bytes: int = 0
+    """Of those that hold nothing."""
     num_hit_tokens: int = 0
     num_admissions: dict[PrefixOutcome, int] = field(default_factory=dict)
     num_refused_tokens: dict[PrefixOutcome, int] = field(default_factory=dict)
     """Tokens that agreed and were not served, by reason."""
     num_evicted_blocks: int = 0
     num_evicted_checkpoints: int = 0
+    pins: tuple[PinnedPrefix, ...] = ()
+    """In order of pinning."""
+    pinned_bytes: int = 0
+    """Of all pins together, not part of ``cached_bytes``."""
     disk: DiskCacheStatus | None = None
     """What outlives the process; None: nothing does."""

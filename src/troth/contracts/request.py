@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from troth.contracts.answer import AnswerReading
 from troth.contracts.bounds import INT64, mistyped, require_flag, require_integer
 from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
 from troth.contracts.sampling import SamplingParams
+from troth.contracts.speculation import Speculation
 from troth.errors import RequestError
+
+MAX_PIN_CHARACTERS: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,10 @@ class Request:
     """Salt of the prompt cache; requests with different namespaces never share blocks."""
     prompt_cache: bool = True
     """False: neither read nor written by this request."""
+    pin: str | None = None
+    """Name under which the prompt stays in the prompt cache from its first token on, until it is unpinned."""
+    speculation: Speculation | None = None
+    """How drafts are made for it; None: as the engine does. No answer depends on it."""
     priority: int = 0
     """Lower runs first; equal priorities run in order of arrival."""
 
@@ -58,8 +66,11 @@ class Request:
         for name in ("continues_text", "echo_special", "prompt_cache"):
             require_flag(name, getattr(self, name))
         _require_stops(self.stop)
+        _require_pin(self.pin, self.prompt_cache)
         if not isinstance(self.grammar, Grammar | None):
             raise mistyped("grammar", "a Grammar or None", self.grammar)
+        if not isinstance(self.speculation, Speculation | None):
+            raise mistyped("speculation", "a Speculation or None", self.speculation)
         if not isinstance(self.reading, AnswerReading | None):
             raise mistyped("reading", "an AnswerReading or None", self.reading)
 
@@ -67,6 +78,20 @@ class Request:
     def num_forced_tokens(self) -> int:
         """Most tokens that may be emitted on top of ``max_tokens``."""
         return 0 if self.reading is None else self.reading.num_forced_tokens
+
+
+def _require_pin(pin: object, prompt_cache: bool) -> None:
+    if pin is None:
+        return
+    if not isinstance(pin, str):
+        raise mistyped("pin", "a string or None", pin)
+    if not 1 <= len(pin) <= MAX_PIN_CHARACTERS or not pin.isprintable():
+        raise RequestError(
+            f"pin must have 1 to {MAX_PIN_CHARACTERS} printable characters, not {pin[:MAX_PIN_CHARACTERS]!r}",
+            param="pin",
+        )
+    if not prompt_cache:
+        raise RequestError("a prompt is pinned in the prompt cache; leave prompt_cache on, or pin out", param="pin")
 
 
 def _require_stops(stops: object) -> None:

@@ -54,16 +54,30 @@ class Speculation:
             raise RequestError("predicted_ids are for the source external, which is not named", param="speculation")
 
 
+def read_speculation(value: object) -> Speculation:
+    """What a caller says in short: sources between commas or in a sequence, ``off`` or none for no speculation.
+
+    Raises:
+        RequestError: it is nothing of the kind.
+    """
+    if isinstance(value, Speculation):
+        return value
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple):
+        raise mistyped("speculation", "a Speculation, or sources", value)
+    return Speculation(sources=() if list(names) == ["off"] else tuple(names))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:
     """What became of the drafts of one answer, or of all answers of an engine."""
 
-    num_rounds: int = 0
+    num_verifies: int = 0
     """Steps that verified drafts."""
     num_drafted: int = 0
     num_accepted: int = 0
     accepted_by_depth: tuple[int, ...] = ()
-    """Entry i: rounds that accepted exactly i + 1 drafts. What is left of the rounds accepted none."""
+    """Entry i: how many of them accepted exactly i + 1 drafts. What is left accepted none."""
     num_drafted_by_source: dict[str, int] = field(default_factory=dict)
     num_accepted_by_source: dict[str, int] = field(default_factory=dict)
     disabled_reason: str | None = None

@@ -59,7 +59,7 @@ class Model(Protocol):
         """Its configuration."""
 
     def forward(self, batch: Batch, cache: CacheStorage) -> Tensor:
-        """Final hidden states of every token, float [T, D]; reads and writes the cache of the batch's rows."""
+        """Final hidden states of every token, or of the wanted ones, float [T, D]; reads and writes the cache."""
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """float [S, D] -> float32 [S, V]."""

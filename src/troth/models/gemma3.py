@@ -188,13 +188,16 @@ class Model:
     def forward(self, batch: Batch, cache: CacheStorage) -> Tensor:
         """As models.family.Model."""
         residual_TD = embedding(batch.token_ids_T, self._embedding, self._dtype, self._embedding_scale)
-        x_TD = rms_norm(residual_TD, self._blocks[0].input_norm_D, self._eps)
+        x_TD, rows = rms_norm(residual_TD, self._blocks[0].input_norm_D, self._eps), batch.rows
         for i, block in enumerate(self._blocks):
             if i > 0:
                 x_TD, residual_TD = add_rms_norm(x_TD, residual_TD, block.input_norm_D, self._eps)
-            x_TD = rms_norm(block.attention(x_TD, batch, cache), block.attention_out_norm_D, self._eps)
+            x_TD = block.attention(x_TD, batch, cache)
+            if block is self._blocks[-1]:
+                x_TD, residual_TD, rows = batch.last_layer(x_TD, residual_TD)
+            x_TD = rms_norm(x_TD, block.attention_out_norm_D, self._eps)
             x_TD, residual_TD = add_rms_norm(x_TD, residual_TD, block.mlp_in_norm_D, self._eps)
-            x_TD = rms_norm(block.mlp(x_TD, batch.rows), block.mlp_out_norm_D, self._eps)
+            x_TD = rms_norm(block.mlp(x_TD, rows), block.mlp_out_norm_D, self._eps)
         return add_rms_norm(x_TD, residual_TD, self._norm_D, self._eps)[0]
 
     def logits(self, hidden_SD: Tensor) -> Tensor:

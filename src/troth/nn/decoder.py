@@ -54,13 +54,15 @@ class Decoder:
     def forward(self, batch: Batch, cache: CacheStorage) -> Tensor:
         """As models.family.Model."""
         residual_TD = embedding(batch.token_ids_T, self.embedding, self.dtype)
-        x_TD = rms_norm(residual_TD, self.blocks[0].attention_norm_D, self.eps)
+        x_TD, rows = rms_norm(residual_TD, self.blocks[0].attention_norm_D, self.eps), batch.rows
         for i, block in enumerate(self.blocks):
             if i > 0:
                 x_TD, residual_TD = add_rms_norm(x_TD, residual_TD, block.attention_norm_D, self.eps)
             x_TD = block.attention(x_TD, batch, cache)
+            if block is self.blocks[-1]:
+                x_TD, residual_TD, rows = batch.last_layer(x_TD, residual_TD)
             x_TD, residual_TD = add_rms_norm(x_TD, residual_TD, block.mlp_norm_D, self.eps)
-            x_TD = block.mlp(x_TD, batch.rows)
+            x_TD = block.mlp(x_TD, rows)
         return add_rms_norm(x_TD, residual_TD, self.norm_D, self.eps)[0]
 
     def logits(self, hidden_SD: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
-"""From a plan's integers to the tensors of one step. Keeps every row's block tables between steps.
+"""From a plan's integers to the tensors of one step, on the CPU. Keeps every row's block tables between steps.
 
+Refuses to know other devices (``device_batch.py``).
 Legend: R rows of the step, T tokens, B blocks per table.
 """
 
@@ -28,18 +29,14 @@ class BatchBuilder:
         groups: attention groups, in order.
         max_rows: rows of the persistent batch.
         context_tokens: longest request; sizes the tables.
-        device: where the step's tensors go.
     """
 
-    def __init__(
-        self, groups: tuple[AttentionSpec, ...], max_rows: int, context_tokens: int, device: torch.device
-    ) -> None:
+    def __init__(self, groups: tuple[AttentionSpec, ...], max_rows: int, context_tokens: int) -> None:
         self._width = -(-context_tokens // BLOCK_TOKENS)
         self._tables = [np.full((max_rows, self._width), NO_BLOCK, dtype=np.int32) for _ in groups]
-        self._device = device
-        self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        """int64 [max_rows] on the device: what ON_DEVICE entries of a plan stand for."""
-        self._last_token = self.last_token.numpy() if device.type == "cpu" else None
+        self.last_token = torch.zeros(max_rows, dtype=torch.int64)
+        """int64 [max_rows]: what ON_DEVICE entries of a plan stand for."""
+        self._last_token = self.last_token.numpy()
 
     def follow(self, plan: StepPlan) -> None:
         """Apply the plan's table changes; once per plan, before its batch is built."""
@@ -55,26 +52,26 @@ class BatchBuilder:
         numbers = self._numbers(plan)
         blocks = -(-int(numbers.context_len_R.max()) // BLOCK_TOKENS)
         groups = tuple(
-            GroupTables(block_table_RB=self._put(table[numbers.row_R, :blocks]), slots_T=self._put(slots_T))
+            GroupTables(block_table_RB=_tensor(table[numbers.row_R, :blocks]), slots_T=_tensor(slots_T))
             for table, slots_T in zip(self._tables, numbers.slots, strict=True)
         )
         rows = Rows(
             num_new=plan.num_new,
             starts=plan.starts,
             rows=[int(row) for row in plan.rows],
-            query_start_R1=self._put(numbers.query_start_R1),
-            context_len_R=self._put(numbers.context_len_R),
-            row_R=self._put(numbers.row_R),
+            query_start_R1=_tensor(numbers.query_start_R1),
+            context_len_R=_tensor(numbers.context_len_R),
+            row_R=_tensor(numbers.row_R),
             max_new=max(plan.num_new),
             num_single=_leading_ones(plan.num_new),
             num_exact=plan.num_exact,
         )
         return Batch(
             token_ids_T=self._token_ids(plan, numbers.row_T),
-            positions_T=self._put(numbers.position_T),
+            positions_T=_tensor(numbers.position_T),
             rows=rows,
             groups=groups,
-            sample_S=self._put(np.asarray(drawn_tokens(plan), dtype=np.int64)),
+            sample_S=_tensor(np.asarray(drawn_tokens(plan), dtype=np.int64)),
         )
 
     def build_whole(self, plan: StepPlan) -> Batch:
@@ -82,13 +79,13 @@ class BatchBuilder:
         batch = self.build(plan)
         row_R = self._numbers(plan).row_R
         for group, table in zip(batch.groups, self._tables, strict=True):
-            group.block_table_RB = self._put(table[row_R])
+            group.block_table_RB = _tensor(table[row_R])
         return batch
 
     def refiller(self, batch: Batch) -> Callable[[StepPlan], None]:
-        """What writes a followed plan into the tensors, on the CPU, of a batch that ``build_whole`` made.
+        """What writes a followed plan into the tensors of a batch that ``build_whole`` made.
 
-        The plan must be of as many decodes as that one was.
+        The plan must feed as many tokens of each row as that one did, and draw behind all of them.
         """
         # Through numpy views made once: a decode step refills a dozen small tensors, with cold caches.
         token_ids, positions = batch.token_ids_T.numpy(), batch.positions_T.numpy()
@@ -97,6 +94,9 @@ class BatchBuilder:
             (table, group.block_table_RB.numpy(), group.slots_T.numpy())
             for group, table in zip(batch.groups, self._tables, strict=True)
         ]
+
+        if batch.rows.max_new > 1:
+            return self._wide_refiller(batch)
 
         def refill(plan: StepPlan) -> None:
             rows, starts = np.asarray(plan.rows, dtype=np.int64), np.asarray(plan.starts, dtype=np.int64)
@@ -115,13 +115,37 @@ class BatchBuilder:
 
         return refill
 
+    def _wide_refiller(self, batch: Batch) -> Callable[[StepPlan], None]:
+        """As ``refiller``, where rows feed several tokens."""
+        new_R = np.asarray(batch.rows.num_new)
+        index_T = np.repeat(np.arange(len(new_R)), new_R)
+        offset_T = np.arange(len(index_T)) - (np.cumsum(new_R) - new_R)[index_T]
+        positions, context_len = batch.positions_T.numpy(), batch.rows.context_len_R.numpy()
+        row_ids = batch.rows.row_R.numpy()
+        groups = [
+            (table, group.block_table_RB.numpy(), group.slots_T.numpy())
+            for group, table in zip(batch.groups, self._tables, strict=True)
+        ]
+
+        def refill(plan: StepPlan) -> None:
+            rows, starts = np.asarray(plan.rows, dtype=np.int64), np.asarray(plan.starts, dtype=np.int64)
+            row_T, position_T = rows[index_T], starts[index_T] + offset_T
+            batch.token_ids_T.copy_(self._token_ids(plan, row_T))
+            positions[:] = position_T
+            batch.rows.starts, batch.rows.rows = plan.starts, list(plan.rows)
+            context_len[:] = starts + new_R
+            row_ids[:] = rows
+            blocks, offsets = np.divmod(position_T, BLOCK_TOKENS)
+            for table, block_table, slots in groups:
+                np.take(table, rows, axis=0, out=block_table)
+                slots[:] = table[row_T, blocks] * BLOCK_TOKENS + offsets
+
+        return refill
+
     def note_sampled(self, rows: Sequence[Row], token_S: Tensor) -> None:
-        """Remember the tokens just drawn, int64 [S] on the device, of these rows."""
-        if self._last_token is not None:
-            for row, token_id in zip(rows, token_S.tolist(), strict=True):
-                self._last_token[row] = token_id
-        else:
-            self.last_token[rows] = token_S
+        """Remember the tokens just drawn, int64 [S], of these rows."""
+        for row, token_id in zip(rows, token_S.tolist(), strict=True):
+            self._last_token[row] = token_id
 
     def _numbers(self, plan: StepPlan) -> _Numbers:
         starts, num_new = np.asarray(plan.starts), np.asarray(plan.num_new)
@@ -145,15 +169,12 @@ class BatchBuilder:
 
     def _token_ids(self, plan: StepPlan, row_T: NDArray[np.int64]) -> Tensor:
         ids = np.asarray(plan.token_ids, dtype=np.int64)
-        token_ids_T = self._put(ids)
+        token_ids_T = _tensor(ids)
         unknown = ids == ON_DEVICE
         if unknown.any():
-            known_by_row = self.last_token[self._put(row_T)]
-            token_ids_T = torch.where(self._put(unknown), known_by_row, token_ids_T)
+            known_by_row = self.last_token[_tensor(row_T)]
+            token_ids_T = torch.where(_tensor(unknown), known_by_row, token_ids_T)
         return token_ids_T
-
-    def _put(self, values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
 
 
 @dataclass(slots=True)
@@ -167,6 +188,10 @@ class _Numbers:
     position_T: NDArray[np.int64]
     slots: tuple[NDArray[np.int64], ...]
     """By group, [T]."""
+
+
+def _tensor(values: NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))
 
 
 def _leading_ones(num_new: list[int]) -> int:

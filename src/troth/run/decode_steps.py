@@ -39,7 +39,7 @@ def step_builders(
     """
     fastest = attention.active[:1]
     if device.type == "cpu":
-        host = BatchBuilder(groups, max_rows, context_tokens, device)
+        host = BatchBuilder(groups, max_rows, context_tokens)
         return host, RecordedDecode(model, cache, host, cpu.recording) if fastest == ("cpu",) else None
     batches = DeviceBatches(groups, max_rows, context_tokens, device)
     graphs = DecodeGraphs(model, cache, batches, cuda_capture(), max_rows=max_rows, context_tokens=context_tokens)

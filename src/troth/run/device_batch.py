@@ -56,7 +56,8 @@ class DeviceBatches:
     def __init__(
         self, groups: tuple[AttentionSpec, ...], max_rows: int, context_tokens: int, device: torch.device
     ) -> None:
-        self._width = -(-context_tokens // BLOCK_TOKENS)
+        # Rows of tables, too, begin at aligned addresses.
+        self._width = _aligned(-(-context_tokens // BLOCK_TOKENS))
         self._device = device
         self._pad_row = max_rows
         self._table_GPB = torch.full(
@@ -99,7 +100,7 @@ class DeviceBatches:
         )
         if ON_DEVICE in plan.token_ids:
             ids_T = torch.where(ids_T == ON_DEVICE, self.last_token[rows_T], ids_T)
-        blocks = -(-int((starts_R + new_R).max()) // BLOCK_TOKENS)
+        blocks = _aligned(-(-int((starts_R + new_R).max()) // BLOCK_TOKENS))
         return Batch(
             token_ids_T=ids_T,
             positions_T=positions_T,
@@ -120,8 +121,7 @@ class DeviceBatches:
 
     def decode_inputs(self, num_rows: int) -> DecodeInputs:
         """Fresh inputs of so many rows, all padding."""
-        aligned = -(-num_rows // ALIGNMENT) * ALIGNMENT
-        ids_3R = torch.zeros((3, aligned), dtype=torch.int64, device=self._device)[:, :num_rows]
+        ids_3R = torch.zeros((3, _aligned(num_rows)), dtype=torch.int64, device=self._device)[:, :num_rows]
         ids_3R[2] = self._pad_row
         return DecodeInputs(ids_3R, [0] * num_rows)
 
@@ -191,7 +191,7 @@ class DeviceBatches:
         begins, end = [], 0
         for array in arrays:
             begins.append(end)
-            end += -(-len(array) // ALIGNMENT) * ALIGNMENT
+            end += _aligned(len(array))
         whole = np.zeros(end, dtype=np.int64)
         for begin, array in zip(begins, arrays, strict=True):
             whole[begin : begin + len(array)] = array
@@ -201,3 +201,7 @@ class DeviceBatches:
     def _pinned(self, array: NDArray[np.int64]) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self._device.type == "cuda" else tensor
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT

@@ -108,6 +108,7 @@ class DiskCache:
             folder=str(self._tier.folder),
             num_bytes=tier.num_bytes,
             quota_bytes=tier.quota_bytes,
+            free_bytes=tier.free_bytes,
             num_written=tier.num_written,
             num_dropped=tier.num_dropped,
             num_damaged=tier.num_damaged,

@@ -17,7 +17,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Final
 
-from troth.cache.disk_names import STATE, SegmentKind, block_names
+from troth.cache.disk_names import STATE, BundleKind, block_names
 from troth.cache.disk_reach import DiskReach, runs
 from troth.cache.disk_tier import DiskTier
 from troth.cache.host_copies import HostCopies
@@ -26,7 +26,7 @@ from troth.schedule.prefix_index import PrefixIndex
 from troth.schedule.prefix_match import Departure
 from troth.schedule.prefix_node import PrefixNode
 
-SEGMENT_BYTES: Final = 8 * 2**20
+BUNDLE_BYTES: Final = 8 * 2**20
 """Most of one file, and so of what is copied at once; a damaged or half-wanted one costs no more than that."""
 MAX_DEPARTURES: Final = 256
 """Texts that wait to be looked at; older ones are forgotten."""
@@ -38,7 +38,7 @@ class _Missing:
 
     departure: Departure
     names: list[bytes]
-    runs: list[tuple[SegmentKind, range]]
+    runs: list[tuple[BundleKind, range]]
     """Stretches of blocks, in the order in which they are worth having."""
 
 
@@ -61,7 +61,7 @@ class DiskExport:
         self._departures: deque[Departure] = deque(maxlen=MAX_DEPARTURES)
         index.departures = self._departures
         self._look_up: Future[_Missing] | None = None
-        self._missing: deque[tuple[_Missing, SegmentKind, range]] = deque()
+        self._missing: deque[tuple[_Missing, BundleKind, range]] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -95,16 +95,16 @@ class DiskExport:
     def _find_missing(self, departure: Departure) -> _Missing:
         """In another thread."""
         names = block_names(self._tier.namespace, departure.namespace, departure.token_ids)
-        stretches: list[tuple[SegmentKind, range]] = []
+        stretches: list[tuple[BundleKind, range]] = []
         for kind in self._reach.kinds:
             wanted = self._reach.wanted(kind, departure.ends)
             held = self._tier.held(kind, [names[place] for place in wanted], used=True)
             lacking = [place for i, place in enumerate(wanted) if i not in held]
-            most = 1 if kind == STATE else max(1, SEGMENT_BYTES // self._bytes_of(kind))
+            most = 1 if kind == STATE else max(1, BUNDLE_BYTES // self._bytes_of(kind))
             stretches += [(kind, run) for run in runs(lacking, most)]
         return _Missing(departure, names, stretches)
 
-    def _copy(self, missing: _Missing, kind: SegmentKind, run: range) -> None:
+    def _copy(self, missing: _Missing, kind: BundleKind, run: range) -> None:
         chain = self._index.chain(missing.departure.namespace, missing.departure.token_ids[: run.stop * BLOCK_TOKENS])
         held = [place for place in run if place < len(chain) and self._holds(chain[place], kind)]
         for stretch in runs(held, len(run)):
@@ -117,10 +117,10 @@ class DiskExport:
                 group = self._reach.group_of(kind)
                 self._tier.offer(kind, names, self._copies.read_blocks(group, [n.block_ids[group] for n in nodes]))
 
-    def _holds(self, node: PrefixNode, kind: SegmentKind) -> bool:
+    def _holds(self, node: PrefixNode, kind: BundleKind) -> bool:
         if kind == STATE:
             return node.checkpoint_id is not None
         return node.block_ids[self._reach.group_of(kind)] != NO_BLOCK
 
-    def _bytes_of(self, kind: SegmentKind) -> int:
+    def _bytes_of(self, kind: BundleKind) -> int:
         return self._copies.state_bytes if kind == STATE else self._copies.block_bytes(self._reach.group_of(kind))

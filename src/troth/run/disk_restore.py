@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from troth.cache.disk_names import STATE, SegmentKind, block_names, kv_kind
+from troth.cache.disk_names import STATE, BundleKind, block_names, kv_kind
 from troth.cache.disk_reach import DiskReach, runs
 from troth.cache.disk_tier import DiskTier, Span
 from troth.cache.host_copies import HostCopies
@@ -49,7 +49,7 @@ class _Found:
 class _Piece:
     """Consecutive blocks of one group, or one state."""
 
-    kind: SegmentKind
+    kind: BundleKind
     places: range
     block_ids: list[BlockId]
 
@@ -289,5 +289,5 @@ class DiskRestore:
         self.outcomes[outcome] += 1
         del self._by_id[one.request.request_id]
 
-    def _bytes_of(self, kind: SegmentKind) -> int:
+    def _bytes_of(self, kind: BundleKind) -> int:
         return self._copies.state_bytes if kind == STATE else self._copies.block_bytes(self._reach.group_of(kind))

@@ -160,6 +160,8 @@ class Emitter:
             outputs += self._one(reader, token_id, logprobs[i] if logprobs else None)
             forced_ids = reader.take_close_ids()
             if forced_ids or reader.finished or reader.stop_match is not None:
+                if i + 1 < len(token_ids):
+                    finish = None  # what ended the answer for the scheduler is not part of it
                 break
         for token_id in forced_ids:
             outputs += self._one(reader, token_id, None)

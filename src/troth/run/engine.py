@@ -24,6 +24,7 @@ from troth.contracts.plan import StepPlan
 from troth.contracts.ports import Clock, EngineStatus, PendingStep, StepRunner
 from troth.contracts.prefix_cache import PrefixCacheStatus
 from troth.contracts.request import Request
+from troth.contracts.speculation import SpeculationStats
 from troth.errors import (
     Busy,
     Cancelled,
@@ -34,7 +35,9 @@ from troth.errors import (
     TrothError,
 )
 from troth.run.disk_port import DiskPort
+from troth.run.drafting import Drafting
 from troth.run.emit import Emission, Emitter
+from troth.run.memory_guard import MemoryGuard
 from troth.schedule.scheduler import RowOutcome, Scheduler
 from troth.text.detokenize import TokenBytes
 
@@ -100,6 +103,8 @@ class EngineLoop:
         consumer_idle_s: a held request whose consumer reads nothing for this long is cancelled.
         grammars: compiles them; None: requests with one are refused.
         disk: the prompt cache's disk tier; None: there is none.
+        memory: keeps the process within its memory; None: nobody does.
+        drafting: makes drafts for requests that want some; None: for none.
     """
 
     def __init__(
@@ -113,6 +118,8 @@ class EngineLoop:
         consumer_idle_s: float = 30.0,
         grammars: Grammars | None = None,
         disk: DiskPort | None = None,
+        memory: MemoryGuard | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -122,6 +129,8 @@ class EngineLoop:
         self._idle_s = consumer_idle_s
         self._grammars = grammars
         self._disk = disk
+        self._memory = memory
+        self._drafting = drafting
         self._live: dict[RequestId, _Live] = {}
         self._compiling: set[RequestId] = set()
         """Requests whose grammar may be under way."""
@@ -149,9 +158,12 @@ class EngineLoop:
     def add(self, request: Request, sink: Sink, emitter: Emitter | None = None) -> None:
         """Take a request in, with its emitter if it was made already. A refusal is its only event: Failed."""
         try:
+            if self._memory is not None:
+                self._memory.require_room()
             if request.grammar is not None and self._grammars is None:
                 raise CapabilityUnavailable("a grammar", "this engine has no compiler for it", param="grammar")
             emitter = emitter or Emitter(request, self._tokenizer)
+            drafter = self._drafting.drafter(request) if self._drafting is not None else None
             self._scheduler.add(request)
         except (RequestError, Busy) as error:
             self._ends[type(error).__name__] += 1
@@ -167,6 +179,8 @@ class EngineLoop:
         if self._disk is not None and self._disk.begin(request):
             live.restoring = True
             self._restoring.add(request.request_id)
+        if drafter is not None and self._drafting is not None:
+            self._drafting.begin(request.request_id, drafter)
         if live.waits:
             self._scheduler.hold(request.request_id, True)
         position = self._scheduler.num_waiting - 1 - self._scheduler.num_free_rows
@@ -206,6 +220,10 @@ class EngineLoop:
             live.held = False
             self._scheduler.hold(request_id, live.waits)
 
+    def unpin(self, name: str) -> None:
+        """Let the prompt that a request pinned by this name go."""
+        self._scheduler.unpin(name)
+
     def close(self, failure: TrothError | None = None) -> None:
         """End everything, with ``failure`` if there was one, and give the device memory back."""
         ended = list(self._live.values())
@@ -232,6 +250,8 @@ class EngineLoop:
     def step(self) -> bool:
         """Plan and launch one step, commit what is due; False when there was nothing to do."""
         compilations, restoring = self._take_compiled(), self._work_disk()
+        if self._drafting is not None:
+            self._drafting.propose(is_idle=not self._in_flight)
         plan = self._scheduler.plan(self._clock())
         if plan is not None:
             self._note_admissions(plan)
@@ -246,6 +266,11 @@ class EngineLoop:
             wait(compilations, POLL_S, FIRST_COMPLETED)
             return True
         return plan is not None
+
+    def follow_memory(self) -> None:
+        """Look what the process holds, and make it less where it is too much. Called now and then by the owner."""
+        if self._memory is not None:
+            self._memory.follow()
 
     def cancel_idle_consumers(self) -> None:
         """End held requests whose consumers stopped reading. Called now and then by the owner."""
@@ -269,14 +294,22 @@ class EngineLoop:
             num_preemptions=self._scheduler.num_preemptions,
             num_requests_by_end=dict(self._ends),
             downgrades=downgrades,
+            speculation=None if self._drafting is None else self._drafting.totals(),
             prefix_cache=self._prefix_cache_status(),
+            memory=None if self._memory is None else self._memory.status(),
         )
 
     def _prefix_cache_status(self) -> PrefixCacheStatus | None:
         index = self._scheduler.prefix_index
         if index is None:
             return None
-        return replace(index.status(), disk=None if self._disk is None else self._disk.status())
+        pins = self._scheduler.pins
+        return replace(
+            index.status(),
+            pins=pins.status(),
+            pinned_bytes=pins.num_bytes,
+            disk=None if self._disk is None else self._disk.status(),
+        )
 
     def _work_disk(self) -> bool:
         """Give the disk tier its turn, let requests run that wait for it no more; whether it has more to do."""
@@ -320,13 +353,16 @@ class EngineLoop:
             self._fail_step(error)
 
     def _commit_oldest(self) -> None:
-        _, pending = self._in_flight.popleft()
+        plan, pending = self._in_flight.popleft()
         try:
             result = pending.result()
         except DeviceError as error:
             self._fail_step(error)
             return
-        self._apply(self._scheduler.commit(result), None)
+        outcomes = self._scheduler.commit(result)
+        if self._drafting is not None:
+            self._drafting.note(plan, outcomes)
+        self._apply(outcomes, None)
 
     def _fail_step(self, error: DeviceError) -> None:
         """End the rows of the oldest step under way. Raises DeviceLost when no other step can be computed either."""
@@ -352,6 +388,8 @@ class EngineLoop:
             if outcome.failure is not None:
                 if error is None and self._disk is not None:
                     self._disk.withdraw(live.request)
+                for name in self._scheduler.pins.discarded():
+                    self._scheduler.unpin(name)
                 self._fail(live, error or DeviceError(outcome.failure))
                 continue
             if outcome.dead_end is not None:
@@ -376,20 +414,34 @@ class EngineLoop:
             live.first_token_at = now
             if self._disk is not None and live.started_at is not None:
                 self._disk.note_prefill(len(live.request.prompt_ids) - live.num_cached, now - live.started_at)
+            if live.request.pin is not None and not self._pin(live, live.request.pin):
+                return
         live.last_token_at = now
+        num_known = live.emitter.num_emitted + len(outcome.token_ids)
         emission = live.emitter.push(outcome.token_ids, outcome.logprobs, outcome.finish)
-        if emission.finish is not None and outcome.finish is None:
+        num_read = emission.num_emitted - len(emission.forced_ids)
+        if emission.finish is not None and (outcome.finish is None or num_read < num_known):
             self._scheduler.finish(outcome.request_id, num_emitted=emission.num_emitted)
         elif emission.finish is None and emission.forced_ids:
-            self._scheduler.force(outcome.request_id, emission.forced_ids)
+            self._scheduler.force(outcome.request_id, emission.forced_ids, num_emitted=num_read)
         self._emit(live, emission)
+
+    def _pin(self, live: _Live, name: str) -> bool:
+        """Keep the prompt, which is all committed now; the request fails if that cannot be."""
+        try:
+            self._scheduler.pin(name, live.request.namespace, live.request.prompt_ids)
+        except RequestError as error:
+            self._scheduler.finish(live.request.request_id, num_emitted=0)
+            self._fail(live, error)
+            return False
+        return True
 
     def _emit(self, live: _Live, emission: Emission) -> None:
         for event in emission.events:
             self._offer(live, event)
         if emission.finish is None:
             return
-        self._end(live, emission.finish)
+        speculation = self._end(live, emission.finish)
         live.sink.offer(
             Completed(
                 finish_reason=emission.finish,
@@ -399,6 +451,7 @@ class EngineLoop:
                 stop_match=live.emitter.stop_match,
                 prompt_logprobs=live.emitter.prompt_logprobs,
                 unclosed_reasoning=live.emitter.unclosed_reasoning,
+                speculation=speculation,
             )
         )
 
@@ -406,12 +459,14 @@ class EngineLoop:
         self._end(live, type(error).__name__)
         live.sink.offer(failure_event(error))
 
-    def _end(self, live: _Live, end: str) -> None:
+    def _end(self, live: _Live, end: str) -> SpeculationStats | None:
+        """Forget a request; what became of its drafts."""
         del self._live[live.request.request_id]
         self._ends[end] += 1
         self._num_completion_tokens += live.emitter.num_emitted
         if self._disk is not None:
             self._disk.forget(live.request.request_id)
+        return None if self._drafting is None else self._drafting.end(live.request.request_id)
 
     def _offer(self, live: _Live, event: Event) -> None:
         if not live.sink.offer(event) and not live.held:
@@ -428,11 +483,13 @@ class EngineLoop:
 
 
 def _has_room_to_close(request: Request, limit: int) -> bool:
-    """Whether admission left room for the tokens that close reasoning: a limit that the client named may leave none."""
+    """Whether admission left room for the tokens that close reasoning: a long prompt, or a limit that the client named,
+    may leave none.
+    """
     reading = request.reading
-    if reading is None or request.max_tokens is None or reading.reasoning_budget is not None:
-        return reading is not None
-    return len(request.prompt_ids) + request.max_tokens + len(reading.close_ids) <= limit
+    if reading is None:
+        return False
+    return len(request.prompt_ids) + (request.max_tokens or 1) + len(reading.close_ids) <= limit
 
 
 def _timings(live: _Live, now: float) -> Timings:

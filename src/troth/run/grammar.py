@@ -11,13 +11,11 @@ Legend: S sampled positions, G those with a mask, W words of 32 tokens.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +23,9 @@ from troth.contracts.names import Row
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan, StepResult
 from troth.contracts.request import Request
 from troth.ops.mask import mask
-from troth.run.draws import DrawPlaces, confirmed
+from troth.run.draws import DrawPlaces
 from troth.run.readback import NOT_FINITE, Readback, sent
+from troth.run.token_masks import TokenMask, advance, advance_verified, begin, look_ahead, next_mask, resume
 from troth.text.grammar import GrammarCompiler
 from troth.text.grammar_session import GrammarSession
 
@@ -39,34 +38,16 @@ MAX_AT_ONCE: Final = 8
 """Rows whose masks are computed at once; with more of them the threads are the better place."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Allowed:
-    """One mask: its bits, and where logits lie in main memory also what it adds to each: 0, or minus infinity.
-
-    Spread out by the thread that computed it (12 us for 49,152 tokens), it is applied in one addition (13 us); the bits
-    alone take ten times as long.
-    """
-
-    bits: bytes
-    penalty_V: Tensor | None
-    cost_s: float
-
-    @property
-    def is_nothing(self) -> bool:
-        """Whether no token may come."""
-        return self.bits == bytes(len(self.bits))
-
-
 @dataclass(slots=True)
 class _Place:
     """One row's session, and the mask of its next draw under way. Only the thread at work on it changes the session."""
 
     num_prompt: int
     session: GrammarSession
-    masked: Future[_Allowed | None]
+    masked: Future[TokenMask | None]
     is_cheap: bool = False
     """Whether the last mask was."""
-    ahead: Future[list[_Allowed | None]] | None = None
+    ahead: Future[list[TokenMask | None]] | None = None
     """The masks behind the drafts of the step under way, as far as the grammar lets these come."""
 
 
@@ -126,7 +107,7 @@ class RowGrammars:
         for admission in plan.admissions:
             if admission.request.grammar is not None:
                 session = self._session(admission.request)
-                masked = self._threads.submit(_begin, session, admission.output_ids, self._num_logits)
+                masked = self._threads.submit(begin, session, admission.output_ids, self._num_logits)
                 self._places[admission.row] = _Place(len(admission.request.prompt_ids), session, masked)
         if self._places:
             self._take_forced(plan)
@@ -196,7 +177,7 @@ class RowGrammars:
             complete: Future[bool] = Future()
             step.completing[s] = complete
             if here is None:
-                place.masked = self._threads.submit(_advance, place.session, tokens, s, complete, self._num_logits)
+                place.masked = self._threads.submit(advance, place.session, tokens, s, complete, self._num_logits)
                 continue
             if here[s] == NOT_FINITE:
                 complete.set_result(False)
@@ -205,16 +186,16 @@ class RowGrammars:
             complete.set_result(place.session.is_complete)
             if place.is_cheap and len(self._places) <= MAX_AT_ONCE:
                 place.masked = Future()
-                place.masked.set_result(_mask(place.session, self._num_logits))
+                place.masked.set_result(next_mask(place.session, self._num_logits))
             else:
-                place.masked = self._threads.submit(_mask, place.session, self._num_logits)
+                place.masked = self._threads.submit(next_mask, place.session, self._num_logits)
 
     def _advance_verified(
         self, step: GrammarStep, tokens: Readback, s: int, drafts: Sequence[int], place: _Place
     ) -> None:
         complete, count = step.completing[s], step.counts[s] = Future[bool](), Future[int]()
         work = (place.session, tokens, s, drafts[: step.reaches[s] - 1], complete, count, self._num_logits)
-        place.masked = self._threads.submit(_advance_verified, *work)
+        place.masked = self._threads.submit(advance_verified, *work)
 
     def _look_ahead(self, plan: StepPlan) -> None:
         """Start on the masks behind drafts."""
@@ -222,7 +203,7 @@ class RowGrammars:
             place = self._places.get(plan.rows[i])
             if place is not None:
                 drafts = plan.drafts_of(i)
-                place.ahead = self._threads.submit(_look_ahead, place.session, place.masked, drafts, self._num_logits)
+                place.ahead = self._threads.submit(look_ahead, place.session, place.masked, drafts, self._num_logits)
 
     def close(self) -> None:
         """Let the threads go. Requests that wait for a compilation are not told."""
@@ -250,113 +231,9 @@ class RowGrammars:
             # An answer that was cut before its last tokens may leave the session with more than it has.
             differs = fed != known or place.session.num_tokens > plan.sample_steps[i] != NO_SAMPLE
             if ON_DEVICE not in fed and differs:
-                place.masked = self._threads.submit(_resume, place.session, place.masked, first, fed, self._num_logits)
+                place.masked = self._threads.submit(resume, place.session, place.masked, first, fed, self._num_logits)
 
     def _session(self, request: Request) -> GrammarSession:
         assert request.grammar is not None, request.request_id
         compiled = self._compiler.compile(request.grammar, continues_text=request.continues_text)
         return compiled.session(request.eos_ids, request.grammar.begins_after)
-
-
-def _mask(session: GrammarSession, num_logits: int | None) -> _Allowed | None:
-    """The mask of the next draw; spread out where the number of logits is given."""
-    begun = time.perf_counter()
-    bits = session.mask()
-    if bits is None:
-        return None
-    penalty_V = None
-    if num_logits is not None:
-        penalties = np.take(_PENALTIES, np.frombuffer(bits, np.uint8), axis=0)
-        penalty_V = torch.from_numpy(penalties.reshape(-1)[:num_logits])
-    return _Allowed(bits, penalty_V, time.perf_counter() - begun)
-
-
-_PENALTIES: Final = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, 0.0, -np.inf).astype(np.float32)
-"""float32 [256, 8]: what each bit of a byte adds to its token's logit."""
-
-
-def _begin(session: GrammarSession, output_ids: Sequence[int], num_logits: int | None) -> _Allowed | None:
-    for token_id in output_ids:
-        session.advance(token_id)
-    return _mask(session, num_logits)
-
-
-def _resume(
-    session: GrammarSession,
-    under_way: Future[_Allowed | None],
-    first: int,
-    token_ids: Sequence[int],
-    num_logits: int | None,
-) -> _Allowed | None:
-    """Make these the output tokens from the ``first`` on, once the work under way is done: it was queued earlier."""
-    under_way.result()
-    kept = session.token_ids[first:]
-    same = 0
-    while same < min(len(kept), len(token_ids)) and kept[same] == token_ids[same]:
-        same += 1
-    session.rollback(len(kept) - same)
-    return _begin(session, token_ids[same:], num_logits)
-
-
-def _look_ahead(
-    session: GrammarSession, under_way: Future[_Allowed | None], drafts: Sequence[int], num_logits: int | None
-) -> list[_Allowed | None]:
-    """The masks behind each draft, up to the first that may not come or that nothing may follow."""
-    allowed = under_way.result()
-    ahead: list[_Allowed | None] = []
-    fork = session.fork()
-    for draft in drafts:
-        if allowed is not None and not allowed.bits[draft >> 3] >> (draft & 7) & 1:
-            break
-        fork.advance(draft)
-        allowed = _mask(fork, num_logits)
-        if allowed is not None and allowed.is_nothing:
-            break
-        ahead.append(allowed)
-    return ahead
-
-
-def _advance_verified(
-    session: GrammarSession,
-    tokens: Readback,
-    s: int,
-    drafts: Sequence[int],
-    complete: Future[bool],
-    count: Future[int],
-    num_logits: int | None,
-) -> _Allowed | None:
-    """As ``_advance``, for a row with drafts: take in the draws that count, and tell how many do."""
-    try:
-        drawn = tokens.tokens()[s : s + 1 + len(drafts)]
-        drawn = drawn[: confirmed(drawn, drafts)]
-        num_taken = 0
-        while num_taken < len(drawn) and drawn[num_taken] != NOT_FINITE and not session.is_complete:
-            session.advance(drawn[num_taken])
-            num_taken += 1
-        complete.set_result(session.is_complete)
-        count.set_result(num_taken)
-    # The edge of a thread, as in ``_advance``.
-    except BaseException as error:
-        for future in (complete, count):
-            if not future.done():
-                future.set_exception(error)
-        raise
-    return _mask(session, num_logits)
-
-
-def _advance(
-    session: GrammarSession, tokens: Readback, s: int, complete: Future[bool], num_logits: int | None
-) -> _Allowed | None:
-    """Take in a token that may still be on its way from the device; first tell whether the answer is complete."""
-    try:
-        token_id = tokens.tokens()[s]
-        if token_id == NOT_FINITE:
-            complete.set_result(False)
-            return None
-        session.advance(token_id)
-        complete.set_result(session.is_complete)
-    # The edge of a thread: the step's result must not wait for an answer for ever.
-    except BaseException as error:
-        complete.set_exception(error)
-        raise
-    return _mask(session, num_logits)

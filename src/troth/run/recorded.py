@@ -1,17 +1,19 @@
 """Decode steps that run from a recording: the same operations on the same buffers, refilled for each step.
 
-A step in which every row feeds one output token is recorded once per number of rows; later ones cost Python a handful
-of calls. What a recording leaves out (anything that is not an op of the recording provider) would go unnoticed, so each
-is proved when it is made: its results are spoilt, it runs again, and its logits must equal those of the ordinary step.
+A step in which every row feeds one output token is recorded once per number of rows, and one with drafts once per
+numbers of drafts that come again; later ones cost Python a handful of calls. What a recording leaves out (anything
+that is not an op of the recording provider) would go unnoticed, so each is proved when it is made: its results are
+spoilt, it runs again, and its logits must equal those of the ordinary step.
 Legend: R rows, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +35,13 @@ class Recording(Protocol):
 
 
 Record = Callable[[], AbstractContextManager[Recording]]
+
+SIGHTINGS: Final = 2
+"""Steps with the same numbers of drafts after which they are recorded: making a recording takes three steps."""
+MAX_VERIFIES: Final = 24
+"""Recordings of steps with drafts, whose numbers may be any."""
+MAX_VERIFY_TOKENS: Final = 32
+"""Tokens of a step with drafts that is recorded: of more, Python's share is small."""
 
 
 @dataclass(slots=True)
@@ -58,6 +67,9 @@ class RecordedDecode:
         self._batches = batches
         self._record = record
         self._by_rows: dict[int, _Recorded] = {}
+        self._by_widths: dict[tuple[int, ...], _Recorded] = {}
+        """Of steps with drafts, by the tokens of each row."""
+        self._seen: Counter[tuple[int, ...]] = Counter()
         # Making and proving a recording computes one step three times: harmless for keys and values, not for a state.
         self.refusal: str | None = "decode steps are not recorded: this model keeps recurrent state"
         """Why steps are not recorded; None while they are."""
@@ -65,19 +77,27 @@ class RecordedDecode:
             self.refusal = None
 
     def logits(self, plan: StepPlan) -> Tensor | None:
-        """float32 [R, V] of a followed plan whose rows are all decodes; None for any other plan, or when refused.
+        """float32 [S, V] of a followed plan whose rows all continue answers; None for any other plan, or when refused.
 
-        The tensor is overwritten by the next step of as many rows.
+        The tensor is overwritten by the next step of as many tokens of each row.
         """
         rows = len(plan.rows)
-        if self.refusal is not None or plan.num_decodes != rows or NO_SAMPLE in plan.sample_steps:
+        if self.refusal is not None or plan.num_decodes + plan.num_verifies != rows or NO_SAMPLE in plan.sample_steps:
             return None
-        recorded = self._by_rows.get(rows)
+        recorded = self._by_widths.get(tuple(plan.num_new)) if plan.num_verifies else self._by_rows.get(rows)
         if recorded is None:
-            return self._make(plan)
+            return None if plan.num_verifies and not self._comes_again(plan) else self._make(plan)
         recorded.refill(plan)
         recorded.recording.run()
         return recorded.logits_RV
+
+    def _comes_again(self, plan: StepPlan) -> bool:
+        """Whether a step with drafts is worth a recording."""
+        if plan.num_tokens > MAX_VERIFY_TOKENS or len(self._by_widths) >= MAX_VERIFIES:
+            return False
+        widths = tuple(plan.num_new)
+        self._seen[widths] += 1
+        return self._seen[widths] >= SIGHTINGS
 
     def _make(self, plan: StepPlan) -> Tensor:
         batch = self._batches.build_whole(plan)
@@ -88,7 +108,11 @@ class RecordedDecode:
         recording.run()
         # The same operations in the same order: not close, equal.
         if torch.equal(logits_RV, ordinary_RV):
-            self._by_rows[len(plan.rows)] = _Recorded(self._batches.refiller(batch), recording, logits_RV)
+            made = _Recorded(self._batches.refiller(batch), recording, logits_RV)
+            if plan.num_verifies:
+                self._by_widths[tuple(plan.num_new)] = made
+            else:
+                self._by_rows[len(plan.rows)] = made
         else:
             self.refusal = "decode steps are not recorded: this model computes outside the recording ops"
         return ordinary_RV

@@ -20,8 +20,8 @@ from troth.contracts.names import Row
 from troth.contracts.plan import StepPlan, StepResult, TokenLogprobs
 from troth.errors import DeviceError, DeviceLost, OutOfMemory
 from troth.models.family import Model
-from troth.nn.batch import Batch
-from troth.run.draws import DrawPlaces, confirmed, draw_places
+from troth.nn.batch import Batch, Wanted
+from troth.run.draws import DrawPlaces, confirmed, draw_places, drawn_tokens
 from troth.run.grammar import RowGrammars
 from troth.run.readback import NOT_FINITE
 from troth.run.sampler import Sampled, Sampler, token_logprobs
@@ -142,11 +142,18 @@ class ModelRunner:
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         if logits_SV is None:
             batch = self._batches.build(plan)
+            drawn = drawn_tokens(plan)
+            wants_all = any(self._sampler.prompt_logprobs_of(row) is not None for row in plan.rows)
+            if len(drawn) < plan.num_tokens and not wants_all:
+                # A step that draws nothing keeps one position: no op takes none.
+                index_S = batch.sample_S if drawn else torch.zeros_like(batch.positions_T[:1])
+                batch.wanted = Wanted(index_S, sum(1 for token in drawn if token < plan.num_exact))
             hidden_TD = self._model.forward(batch, self._cache)
             self._save(plan)
-            prompt_logprobs = self._prompt_logprobs(plan, hidden_TD)
-            if batch.sample_S.numel():
-                logits_SV = self._model.logits(hidden_TD[batch.sample_S])
+            if wants_all:
+                prompt_logprobs = self._prompt_logprobs(plan, hidden_TD)
+            if drawn:
+                logits_SV = self._model.logits(hidden_TD if batch.wanted is not None else hidden_TD[batch.sample_S])
         else:
             self._save(plan)
         places = draw_places(plan)

@@ -86,7 +86,7 @@ class Sampler:
                 if state.drafts:
                     _count_accepted(state, plan.starts[i])
                 first = max(plan.starts[i], len(state.prompt_ids) + state.num_counted)
-                end = offset + count - plan.num_draft[i]
+                end = offset + count - (plan.num_draft[i] if plan.num_verifies else 0)
                 fed = plan.token_ids[offset + first - plan.starts[i] : end]
                 state.drafts = plan.token_ids[end : offset + count]
                 state.awaits_token = ON_DEVICE in fed

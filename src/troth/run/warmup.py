@@ -1,15 +1,39 @@
-"""What the largest step needs beside weights and caches, measured by running it once. It also compiles its kernels."""
+"""What an engine does before it takes requests on a GPU: it measures its largest step and answers a few requests of its
+own, so that kernels are compiled and the commonest decodes captured before somebody waits for them.
+"""
 
 from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Final
 
 import torch
 
 from troth.cache.storage import CacheStorage
 from troth.contracts.cache_spec import CacheSpec, attention_groups
+from troth.contracts.events import Event, Failed
+from troth.contracts.failures import error_from_event
 from troth.contracts.names import BLOCK_TOKENS, BlockId, RequestId, Row
 from troth.contracts.plan import BlockUpdate, StepPlan
+from troth.contracts.request import Request
+from troth.contracts.sampling import SamplingParams
 from troth.models.family import Model
 from troth.run.device_batch import DeviceBatches
+from troth.run.engine import EngineLoop
+from troth.run.runner import ModelRunner
+from troth.schedule.admission import SchedulerLimits
+from troth.schedule.scheduler import Scheduler
+from troth.text.detokenize import TokenBytes
+
+REHEARSED: Final[tuple[tuple[int, dict[str, float]], ...]] = (
+    (40, {"temperature": 0.0}),
+    (200, {"temperature": 1.0}),
+    (17, {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01}),
+    (1500, {"temperature": 0.0}),
+)
+"""Prompt tokens and draws of the requests that are answered first: alone, together, and prompts beside decodes."""
+REHEARSED_TOKENS: Final = 6
 
 
 @torch.inference_mode()
@@ -53,3 +77,51 @@ def measure_transient_bytes(
     _ = logits_SV + torch.rand_like(logits_SV)
     torch.cuda.synchronize(device)
     return int(torch.cuda.max_memory_allocated(device) - before)
+
+
+class _Audience:
+    """A consumer of answers that nobody wants; notes what went wrong."""
+
+    last_read = 0.0
+
+    def __init__(self) -> None:
+        self.failed: Failed | None = None
+
+    def offer(self, event: Event) -> bool:
+        """As run.engine.Sink."""
+        if isinstance(event, Failed):
+            self.failed = event
+        return True
+
+
+def rehearse(runner: ModelRunner, limits: SchedulerLimits, tokenizer: TokenBytes, depth: int) -> None:
+    """Answer a few requests on a runner that has not answered any, through a scheduler of their own.
+
+    Args:
+        runner: from now on as fresh as before: every row and block is written anew by whoever gets it next.
+        limits: of the engine.
+        tokenizer: of the model.
+        depth: the engine's pipeline depth.
+
+    Raises:
+        TrothError: what ended one of them; the engine would answer nobody.
+    """
+    scheduler = Scheduler(replace(limits, prompt_cache=False, max_waiting=len(REHEARSED)))
+    loop = EngineLoop(scheduler, runner, tokenizer, clock=time.monotonic, pipeline_depth=depth)
+    audience = _Audience()
+    most = limits.largest_request - REHEARSED_TOKENS
+    for number, (num_prompt, sampling) in enumerate(REHEARSED):
+        request = Request(
+            request_id=RequestId(f"rehearsal-{number}"),
+            prompt_ids=(0,) * max(1, min(num_prompt, most)),
+            max_tokens=REHEARSED_TOKENS,
+            sampling=SamplingParams(seed=number, **sampling),  # type: ignore[arg-type]
+        )
+        loop.add(request, audience)
+        # The next one comes while this one decodes: its prompt is computed beside decodes.
+        loop.step()
+        loop.step()
+    while loop.step():
+        pass
+    if audience.failed is not None:
+        raise error_from_event(audience.failed)

@@ -96,6 +96,10 @@ class EngineThread:
             on_end_reasoning=self._end_reasoning,
         )
 
+    def unpin(self, name: str) -> None:
+        """As contracts.ports.EngineClient."""
+        self._post(lambda: self._loop.unpin(name))
+
     def status_now(self, timeout_s: float = 5.0) -> EngineStatus:
         """A snapshot, waiting for the step under way.
 
@@ -186,6 +190,7 @@ class EngineThread:
                 busy = self._loop.step()
                 if self._clock() >= next_check:
                     self._loop.cancel_idle_consumers()
+                    self._loop.follow_memory()
                     next_check = self._clock() + IDLE_CHECK_S
                 if not busy:
                     self._take_commands(wait_s=IDLE_CHECK_S)

@@ -51,6 +51,7 @@ from troth.runtime.wire import (
     Status,
     Submit,
     ToServer,
+    Unpin,
     decode_to_engine,
     encode,
     item,
@@ -247,6 +248,9 @@ class EngineProcess:
             case EndReasoning(stream):
                 if relay := self._relays.get(stream):
                     relay.end_reasoning()
+            case Unpin(name):
+                assert self._engine is not None, "the server unpins only after Ready"
+                self._engine.unpin(name)
             case AskStatus(ask):
                 self._start(self._answer(ask))
             case Close():

@@ -52,6 +52,7 @@ from troth.runtime.wire import (
     Status,
     Submit,
     ToEngine,
+    Unpin,
     decode_to_server,
     encode,
 )
@@ -194,6 +195,11 @@ class ProcessEngineClient:
         else:
             queue.put(failure_event(self._refusal()))
         return queue.stream()
+
+    def unpin(self, name: str) -> None:
+        """As contracts.ports.EngineClient; an engine that is not ready has no pins."""
+        if self._state == "ready":
+            self._send(Unpin(name))
 
     async def status(self) -> EngineStatus:
         """What the engine is doing; zeros while it is not ready. Raises NotReady without a timely answer."""

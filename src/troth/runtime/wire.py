@@ -18,7 +18,7 @@ from troth.contracts.request import Request
 from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 from troth.errors import StreamProtocol
 
-WIRE_VERSION: Final = 4
+WIRE_VERSION: Final = 5
 """Raised by one with every change of a message or of a contract dataclass inside one."""
 
 BEAT_S: Final = 1.0
@@ -59,6 +59,12 @@ class AskStatus(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Ask for the engine's status; the answer carries the same ``ask``."""
 
     ask: int
+
+
+class Unpin(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Let the prompt pinned by this name go."""
+
+    name: str
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -188,7 +194,7 @@ class Closed(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """The last message of an engine process that was asked to close."""
 
 
-ToEngine = Submit | Credit | Cancel | EndReasoning | AskStatus | Close
+ToEngine = Submit | Credit | Cancel | EndReasoning | Unpin | AskStatus | Close
 ToServer = Hello | Loading | Ready | LoadFailed | Events | Status | Alive | Closed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -39,6 +39,11 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def free_ids(self) -> list[BlockId]:
+        """The blocks nobody holds."""
+        return list(self._free)
+
+    @property
     def num_used(self) -> int:
         """Blocks that rows hold."""
         return self.num_blocks - len(self._free) - self.num_cached

@@ -36,7 +36,3 @@ class CheckpointPool:
         assert self._taken[checkpoint_id], f"checkpoint {checkpoint_id} was released more often than taken"
         self._taken[checkpoint_id] = 0
         self._free.append(checkpoint_id)
-
-    def is_taken(self, checkpoint_id: CheckpointId) -> bool:
-        """Whether somebody owns the place."""
-        return bool(self._taken[checkpoint_id])

@@ -16,7 +16,7 @@ def check(scheduler: Scheduler, *, pinned: Sequence[BlockTable] = ()) -> None:
     """Assert the laws of ownership and progress.
 
     Args:
-        pinned: the tables of ``PrefixIndex.pin``, one of each group for each pin.
+        pinned: the tables of ``PrefixIndex.pin``, one of each group for each pin made without the scheduler.
 
     Raises:
         AssertionError: with the values that break the law.
@@ -33,7 +33,8 @@ def check(scheduler: Scheduler, *, pinned: Sequence[BlockTable] = ()) -> None:
             if state.tables:
                 held.update(b for b in state.tables[group].block_ids if b != NO_BLOCK)
         reserved = [one.tables[group] for one in scheduler.reservations()]
-        for table in (*pinned[group :: len(scheduler.pools)], *reserved):
+        kept = [*pinned, *scheduler.pins.tables()]
+        for table in (*kept[group :: len(scheduler.pools)], *reserved):
             held.update(b for b in table.block_ids if b != NO_BLOCK)
         for block_id in range(pool.num_blocks):
             references = pool.references(block_id)  # type: ignore[arg-type]

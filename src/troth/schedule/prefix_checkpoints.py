@@ -1,6 +1,6 @@
 """The recurrent layers' share of the prefix index: which nodes have a checkpoint, which lose theirs first.
 
-Refuses to know the tree's other needs (``prefix_index.py``). The places themselves are ``checkpoint_pool.py``'s.
+Refuses to know the tree's other needs (``prefix_tree.py``). The places themselves are ``checkpoint_pool.py``'s.
 """
 
 from __future__ import annotations

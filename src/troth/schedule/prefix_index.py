@@ -1,19 +1,11 @@
 """Which tokens' state the caches still hold: a tree of whole blocks, found again by comparing tokens.
 
 Refuses to know rows and steps (``row_prefix.py``, ``scheduler.py``) and bytes of tensors (``cache/``). Integers only.
-
-    root of a namespace - [16 tokens] - [16 tokens] - [16 tokens]        a node: its block of each attention group,
-                                     `- [16 tokens]                      perhaps a checkpoint of the recurrent state
+Read next: ``prefix_tree.py`` for the tree, and for what of it goes first.
 
 Ownership: the index lists blocks in their pools (``BlockPool.remember``) and owns the checkpoints it was given. A row
 holds references of its own to every block it uses, and one lease on the deepest node it has reached. Cached blocks are
 free memory that still remembers: nothing is evicted before somebody needs the room.
-
-| layers | a prefix can be used up to a node that | under pressure |
-|---|---|---|
-| attention | has its block, as all its ancestors have | leaves go, used longest ago first |
-| sliding window | has the blocks inside the window before its end | blocks go anywhere, at the ends of turns last |
-| recurrent | has a checkpoint | checkpoints go anywhere, at the ends of turns last |
 """
 
 from __future__ import annotations
@@ -22,15 +14,15 @@ from collections import deque
 from collections.abc import Sequence
 
 from troth.contracts.cache_spec import AttentionSpec
-from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, BlockId, CheckpointId
-from troth.contracts.prefix_cache import PrefixCacheStatus, PrefixOutcome
+from troth.contracts.names import BLOCK_TOKENS, BlockId, CheckpointId
+from troth.contracts.prefix_cache import PrefixCacheStatus
 from troth.schedule.block_pool import BlockPool
 from troth.schedule.block_table import BlockTable
 from troth.schedule.checkpoint_pool import CheckpointPool
 from troth.schedule.prefix_checkpoints import PrefixCheckpoints
 from troth.schedule.prefix_match import Departure, PrefixCounts, PrefixMatch, PrefixPlace
-from troth.schedule.prefix_node import LeafOrder, PrefixNode, TokenBlock
-from troth.schedule.prefix_windows import PrefixWindows
+from troth.schedule.prefix_node import PrefixNode
+from troth.schedule.prefix_tree import PrefixTree, descend
 
 
 class PrefixIndex:
@@ -55,18 +47,16 @@ class PrefixIndex:
         """Filled when somebody puts a deque here, and takes out of it what rows leave behind."""
         self._groups = groups
         self._pools = pools
+        self._checkpoint_bytes = checkpoint_bytes
         self._saved = None if checkpoints is None else PrefixCheckpoints(checkpoints, checkpoint_bytes)
-        self._windows = PrefixWindows(groups, pools)
-        self._has_windows = bool(self._windows)
-        self._roots: dict[str, PrefixNode] = {}
-        self._leaves = LeafOrder()
+        self._tree = PrefixTree(groups, pools, self._saved)
         self._clock = 0
         self._counts = PrefixCounts()
 
     @property
     def keeps_ends(self) -> bool:
         """Whether it matters where others may come back: attention over everything before can stop at any block."""
-        return self._has_windows or self.checkpoints is not None
+        return self._tree.has_windows or self.checkpoints is not None
 
     # Looking up
 
@@ -78,19 +68,19 @@ class PrefixIndex:
             token_ids: at least one.
             start: ``deepest`` of an earlier match of the same tokens, or of fewer: not compared again.
         """
-        node = start if start is not None and start.alive else self._roots.get(namespace)
+        node = start if start is not None and start.alive else self._tree.root(namespace)
         if node is None:
             return PrefixMatch(None, None, "miss")
-        node = _descend(node, token_ids, (len(token_ids) - 1) // BLOCK_TOKENS)
-        usable, reason = self._deepest_usable(node)
+        node = descend(node, token_ids, (len(token_ids) - 1) // BLOCK_TOKENS)
+        usable, reason = self._tree.deepest_usable(node)
         if node.parent is None:
             reason = "miss"
         return PrefixMatch(usable, node, reason)
 
     def chain(self, namespace: str, token_ids: Sequence[int]) -> list[PrefixNode]:
         """The nodes of the whole blocks of ``token_ids`` that are remembered, from the first. Changes nothing."""
-        root = self._roots.get(namespace)
-        node = None if root is None else _descend(root, token_ids, len(token_ids) // BLOCK_TOKENS)
+        root = self._tree.root(namespace)
+        node = None if root is None else descend(root, token_ids, len(token_ids) // BLOCK_TOKENS)
         found: list[PrefixNode] = []
         while node is not None and node.parent is not None:
             found.append(node)
@@ -99,10 +89,10 @@ class PrefixIndex:
 
     def take(self, match: PrefixMatch, namespace: str, tables: Sequence[BlockTable]) -> PrefixPlace:
         """Give a row the prefix: its tables, empty so far, take references to the blocks, the place takes a lease."""
-        node = match.usable or self._root(namespace)
+        node = match.usable or self._tree.root(namespace) or self._tree.new_root(namespace)
         node.leases += 1
         for group, table in enumerate(tables):
-            table.adopt(self._blocks_before(node, group))
+            table.adopt(self._tree.blocks_before(node, group))
         return PrefixPlace(node)
 
     def give_back(self, place: PrefixPlace, tables: Sequence[BlockTable]) -> None:
@@ -110,13 +100,13 @@ class PrefixIndex:
         for table in tables:
             table.clear()
         place.node.leases -= 1
-        self._settle(place.node)
+        self._tree.settle(place.node)
 
     def accept(self, match: PrefixMatch) -> None:
         """The row starts from what it took: recency and counters move."""
         self._counts.note(match)
         if match.usable is not None and match.usable.parent is not None:
-            self._touch(match.usable)
+            self._tree.touch(match.usable)
 
     # Publishing
 
@@ -140,10 +130,10 @@ class PrefixIndex:
             key = tuple(token_ids[at : at + BLOCK_TOKENS])
             child = node.children.get(key)
             if child is None:
-                child = self._add(node, key, tuple([table.block_ids[depth] for table in tables]))
+                child = self._tree.add(node, key, tuple([table.block_ids[depth] for table in tables]))
                 wrote = True
             else:
-                wrote = self._merge(child, depth, tables, swaps)
+                wrote = self._tree.merge(child, depth, tables, swaps)
             if wrote and place.first_written is None:
                 place.first_written = child
             node = child
@@ -183,13 +173,13 @@ class PrefixIndex:
     def keep(self, node: PrefixNode) -> None:
         """Mark what a hit at the end of ``node`` needs as worth keeping."""
         if node.alive and node.parent is not None:
-            self._touch(node)
+            self._tree.touch(node)
 
     def supersede(self, node: PrefixNode) -> None:
         """A later checkpoint of the same row stands in for the one at ``node``, unless somebody came back to that."""
         if self._saved is not None and node.alive and self._saved.is_passing(node):
             self._saved.drop(node)
-            self._settle(node)
+            self._tree.settle(node)
 
     def leave(self, place: PrefixPlace) -> None:
         """The row is done with its place; what it published stays, as fresh as can be."""
@@ -199,8 +189,8 @@ class PrefixIndex:
         node.leases -= 1
         self._clock += 1
         node.last_used = self._clock
-        self._touch(node)
-        self._settle(node)
+        self._tree.touch(node)
+        self._tree.settle(node)
 
     def note_departure(self, place: PrefixPlace, ends: Sequence[int]) -> None:
         """The row will leave its place; ``ends``: blocks after which others may begin, ascending."""
@@ -220,9 +210,9 @@ class PrefixIndex:
         if place.node.alive:
             place.node.leases -= 1
         if place.first_written is not None and place.first_written.alive:
-            self._remove_below(place.first_written)
+            self._tree.remove_below(place.first_written)
         elif place.node.alive:
-            self._settle(place.node)
+            self._tree.settle(place.node)
 
     def pin(self, namespace: str, token_ids: Sequence[int]) -> tuple[PrefixPlace, list[BlockTable]] | None:
         """Keep the longest usable prefix of some tokens until ``unpin``; None when nothing of them is held."""
@@ -244,34 +234,12 @@ class PrefixIndex:
     # Making room
 
     def reclaim(self, group: int, num_blocks: int) -> int:
-        """Forget blocks until ``num_blocks`` more of ``group`` are free, or none are left; how many became free."""
-        pool = self._pools[group]
-        before = pool.num_free
-        if group in self._windows:
-            for node in self._windows.reclaim(group, num_blocks):
-                self._settle(node)
-        else:
-            while pool.num_free < before + num_blocks and pool.num_cached:
-                leaf = self._leaves.pop()
-                if leaf is None:
-                    break
-                self._evict(leaf)
-        self._counts.num_evicted_blocks += pool.num_free - before
-        return pool.num_free - before
+        """As PrefixTree.reclaim: make blocks of a group free; how many became so."""
+        return self._tree.reclaim(group, num_blocks)
 
     def take_checkpoint(self) -> CheckpointId | None:
-        """A place for a state, now the caller's; the least wanted checkpoint makes room. None when there is none."""
-        assert self._saved is not None
-        taken = self._saved.pool.take()
-        if taken is None:
-            node = self._saved.least_wanted()
-            if node is None:
-                return None
-            self._counts.num_evicted_checkpoints += 1
-            self._saved.drop(node)
-            self._settle(node)
-            taken = self._saved.pool.take()
-        return taken
+        """As PrefixTree.take_checkpoint: a place for a state, now the caller's; None when there is none."""
+        return self._tree.take_checkpoint()
 
     def release_checkpoint(self, checkpoint_id: CheckpointId) -> None:
         """Give back a checkpoint that was never attached."""
@@ -282,153 +250,30 @@ class PrefixIndex:
         """A snapshot."""
         blocks = tuple(pool.num_cached for pool in self._pools)
         of_blocks = sum(count * spec.bytes_per_block for count, spec in zip(blocks, self._groups, strict=True))
+        sizes = [spec.bytes_per_block for spec in self._groups]
+        pool_bytes = sum(pool.num_blocks * size for pool, size in zip(self._pools, sizes, strict=True))
+        free_bytes = sum(pool.num_free * size for pool, size in zip(self._pools, sizes, strict=True))
+        if self.checkpoints is not None:
+            pool_bytes += self.checkpoints.num_checkpoints * self._checkpoint_bytes
+            free_bytes += self.checkpoints.num_free * self._checkpoint_bytes
         return PrefixCacheStatus(
             num_blocks=blocks,
+            pool_bytes=pool_bytes,
+            free_bytes=free_bytes,
             num_checkpoints=0 if self._saved is None else len(self._saved),
             num_checkpoints_free=0 if self.checkpoints is None else self.checkpoints.num_free,
             cached_bytes=of_blocks + (0 if self._saved is None else self._saved.total_bytes),
             num_hit_tokens=self._counts.num_hit_tokens,
             num_admissions=dict(self._counts.outcomes),
             num_refused_tokens=dict(self._counts.refused_tokens),
-            num_evicted_blocks=self._counts.num_evicted_blocks,
-            num_evicted_checkpoints=self._counts.num_evicted_checkpoints,
+            num_evicted_blocks=self._tree.num_evicted_blocks,
+            num_evicted_checkpoints=self._tree.num_evicted_checkpoints,
         )
 
     def evictable(self) -> set[PrefixNode]:
         """The leaves whose turn to be evicted will come. For checks."""
-        return self._leaves.nodes()
+        return self._tree.evictable()
 
     def nodes(self) -> list[PrefixNode]:
         """Every node, roots included; read only. For checks."""
-        found = list(self._roots.values())
-        for node in found:
-            found.extend(node.children.values())
-        return found
-
-    # The tree
-
-    def _root(self, namespace: str) -> PrefixNode:
-        root = self._roots.get(namespace)
-        if root is None:
-            root = self._roots[namespace] = PrefixNode(None, (), namespace, ())
-        return root
-
-    def _add(self, parent: PrefixNode, key: TokenBlock, block_ids: tuple[BlockId, ...]) -> PrefixNode:
-        node = parent.children[key] = PrefixNode(parent, key, parent.namespace, block_ids)
-        for pool, block_id in zip(self._pools, block_ids, strict=True):
-            if block_id != NO_BLOCK:
-                pool.remember(block_id)
-        if self._has_windows:
-            self._windows.add_all(node)
-        return node
-
-    def _merge(
-        self, node: PrefixNode, index: int, tables: Sequence[BlockTable], swaps: list[tuple[int, int, BlockId]]
-    ) -> bool:
-        """Let a row that computed a known block use the known one; whether the node took a block of the row's."""
-        wrote = False
-        for group, table in enumerate(tables):
-            own, known = table.block_ids[index], node.block_ids[group]
-            if own in (known, NO_BLOCK):
-                continue
-            if known == NO_BLOCK:
-                node.set_block(group, own)
-                self._pools[group].remember(own)
-                self._windows.add(node, group)
-                wrote = True
-            else:
-                table.swap(index, known)
-                swaps.append((group, index, known))
-        return wrote
-
-    def _deepest_usable(self, node: PrefixNode) -> tuple[PrefixNode, PrefixOutcome]:
-        """The last node of the chain that a row could start from, and why not a later one."""
-        outcome: PrefixOutcome = "hit"
-        while node.parent is not None:
-            if self.checkpoints is not None and node.checkpoint_id is None:
-                outcome, node = "no_checkpoint", node.parent
-                continue
-            hole = self._windows.hole_before(node)
-            if hole is None:
-                break
-            assert hole.parent is not None
-            outcome, node = "window_lost", hole.parent
-        return node, outcome
-
-    def _blocks_before(self, node: PrefixNode, group: int) -> list[BlockId]:
-        """The table of a row that starts at the end of ``node``."""
-        first = self._groups[group].first_needed(node.depth * BLOCK_TOKENS)
-        block_ids = [NO_BLOCK] * node.depth
-        while node.depth > first and node.parent is not None:
-            block_ids[node.depth - 1] = node.block_ids[group]
-            node = node.parent
-        return block_ids
-
-    def _touch(self, node: PrefixNode) -> None:
-        """What a hit at the end of ``node`` needs is worth keeping, and was used just now."""
-        if self._saved is not None:
-            self._saved.touch(node)
-        self._windows.touch(node)
-
-    def _settle(self, node: PrefixNode) -> None:
-        """Something was taken from a node: it may be a leaf now, which can be evicted, or of no use at all."""
-        while node.alive and not node.leases and not node.children:
-            parent = node.parent
-            if parent is None:
-                node.alive = False
-                del self._roots[node.namespace]
-                return
-            if self._is_of_use(node):
-                self._leaves.add(node)
-                return
-            self._remove(node)
-            node = parent
-
-    def _is_of_use(self, leaf: PrefixNode) -> bool:
-        """Whether a row could start at the end of a leaf."""
-        if self.checkpoints is not None and leaf.checkpoint_id is None:
-            return False
-        return self._windows.has_own(leaf)
-
-    def _evict(self, leaf: PrefixNode) -> None:
-        parent = leaf.parent
-        assert parent is not None
-        self._counts.num_evicted_checkpoints += leaf.checkpoint_id is not None
-        self._remove(leaf)
-        self._settle(parent)
-
-    def _remove(self, node: PrefixNode) -> None:
-        """Take a node without children out of the index."""
-        parent = node.parent
-        assert parent is not None
-        # A chain is used as a whole: its earlier blocks are as fresh as what followed them.
-        parent.last_used = max(parent.last_used, node.last_used)
-        del parent.children[node.key]
-        node.alive = False
-        for group, block_id in enumerate(node.block_ids):
-            if block_id != NO_BLOCK:
-                self._pools[group].forget(block_id)
-                self._windows.remove(node, group)
-        if self._saved is not None:
-            self._saved.drop(node)
-
-    def _remove_below(self, node: PrefixNode) -> None:
-        """Take a node and all that follows it out of the index, whoever has its place there."""
-        parent = node.parent
-        assert parent is not None
-        below = [node]
-        for one in below:
-            below.extend(one.children.values())
-        for one in reversed(below):
-            self._remove(one)
-        self._settle(parent)
-
-
-def _descend(node: PrefixNode, token_ids: Sequence[int], depth: int) -> PrefixNode:
-    """The last node below ``node``, at most ``depth`` blocks from the root, whose path agrees with the tokens."""
-    while (at := node.depth) < depth:
-        child = node.children.get(tuple(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]))
-        if child is None:
-            break
-        node = child
-    return node
+        return self._tree.nodes()

@@ -1,6 +1,6 @@
 """What the prefix index tells its callers: what it knows of some tokens, where a row stands, what a row left, and sums.
 
-Refuses to know how the tree changes (``prefix_index.py``, which makes all of these).
+Refuses to know how the tree changes. Next: ``prefix_index.py``, which makes all of these.
 """
 
 from __future__ import annotations
@@ -51,13 +51,11 @@ class Departure:
 
 @dataclass(slots=True)
 class PrefixCounts:
-    """Totals since the start."""
+    """Totals of admissions since the start."""
 
     num_hit_tokens: int = 0
     outcomes: Counter[PrefixOutcome] = field(default_factory=Counter)
     refused_tokens: Counter[PrefixOutcome] = field(default_factory=Counter)
-    num_evicted_blocks: int = 0
-    num_evicted_checkpoints: int = 0
 
     def note(self, match: PrefixMatch) -> None:
         """An admission starts from what was matched."""

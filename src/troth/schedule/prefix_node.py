@@ -1,6 +1,6 @@
 """One remembered block of tokens, and the order in which what hangs on nodes is given up.
 
-Refuses to know when anything is given up: ``prefix_index.py`` decides, and alone changes nodes.
+Refuses to know when anything is given up: ``prefix_tree.py`` decides, and with ``prefix_index.py`` alone changes nodes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sliding-window layers' share of the prefix index: which nodes still have their blocks, which lose them first.
 
-Refuses to know the tree's other needs (``prefix_index.py``). A node keeps its place in the tree without its block of a
+Refuses to know the tree's other needs (``prefix_tree.py``). A node keeps its place in the tree without its block of a
 window group; a row can start at the end of a node only when every block inside the window before it is there.
 
     window        ......[=============|   end of a turn: kept          [=============|

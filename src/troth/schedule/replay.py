@@ -82,6 +82,28 @@ class RecordingScheduler(Scheduler):
         super().abandon(reservation_id)
         self._log("abandon", reservation_id)
 
+    def pin(self, name: str, namespace: str, token_ids: Sequence[int]) -> int:
+        """As Scheduler.pin; a refusal is recorded too."""
+        try:
+            num_tokens = super().pin(name, namespace, token_ids)
+        except RequestError as error:
+            self._log("pin", [name, namespace, list(token_ids)], type(error).__name__)
+            raise
+        self._log("pin", [name, namespace, list(token_ids)], num_tokens)
+        return num_tokens
+
+    def unpin(self, name: str) -> bool:
+        """As Scheduler.unpin."""
+        known = super().unpin(name)
+        self._log("unpin", name, known)
+        return known
+
+    def shed(self, num_blocks: Sequence[int]) -> list[int]:
+        """As Scheduler.shed."""
+        num_shed = super().shed(num_blocks)
+        self._log("shed", list(num_blocks), num_shed)
+        return num_shed
+
     def plan(self, now: float) -> StepPlan | None:
         """As Scheduler.plan."""
         plan = super().plan(now)
@@ -149,6 +171,13 @@ def _answer_add(scheduler: Scheduler, argument: dict[str, Any]) -> object:
         return type(error).__name__
 
 
+def _answer_pin(scheduler: Scheduler, argument: list[Any]) -> object:
+    try:
+        return scheduler.pin(*argument)
+    except RequestError as error:
+        return type(error).__name__
+
+
 def _answer_commit(scheduler: Scheduler, argument: dict[str, Any]) -> object:
     return [asdict(outcome) for outcome in scheduler.commit(_result_from_json(argument))]
 
@@ -167,6 +196,9 @@ _ANSWERS: dict[str, Callable[[Scheduler, Any], object]] = {
     "reserve": lambda s, a: reservation_to_json(s.reserve(a[0], a[1])),
     "adopt": lambda s, a: s.adopt(a),
     "abandon": lambda s, a: s.abandon(a),
+    "pin": _answer_pin,
+    "unpin": lambda s, a: s.unpin(a),
+    "shed": lambda s, a: s.shed(a),
     "plan": lambda s, a: plan_to_json(s.plan(a)),
     "commit": _answer_commit,
     "fail_step": lambda s, a: [asdict(outcome) for outcome in s.fail_step(a)],
@@ -189,6 +221,7 @@ def _request_from_json(values: dict[str, Any]) -> Request:
             "stop": tuple(values["stop"]),
             "grammar": _grammar_from_json(values["grammar"]),
             "reading": _reading_from_json(values["reading"]),
+            "speculation": None,  # whoever drafts calls ``draft``
             "checkpoint_positions": tuple(values["checkpoint_positions"]),
         }
     )

@@ -41,6 +41,7 @@ from troth.errors import Busy, RequestError
 from troth.schedule.admission import SchedulerLimits, admit
 from troth.schedule.block_pool import BlockPool
 from troth.schedule.block_supply import BlockSupply
+from troth.schedule.pins import Pins
 from troth.schedule.prefix_index import PrefixIndex
 from troth.schedule.request_state import NEVER, RequestState, Status, by_priority_then_arrival
 from troth.schedule.reservations import Reservation, Reservations
@@ -99,6 +100,8 @@ class Scheduler:
         self.limits = limits
         self._supply = BlockSupply(limits)
         self._reservations = Reservations(self._supply)
+        self.pins = Pins(self._supply.index, limits)
+        """Prefixes kept by name; changed by ``pin`` and ``unpin`` alone, which traces record."""
         self._saves_states = limits.num_checkpoints is not None
         self.num_preemptions = 0
         self._order = order
@@ -251,6 +254,21 @@ class Scheduler:
     def abandon(self, reservation_id: int) -> None:
         """As Reservations.abandon."""
         self._reservations.abandon(reservation_id)
+
+    def pin(self, name: str, namespace: str, token_ids: Sequence[int]) -> int:
+        """As Pins.pin."""
+        return self.pins.pin(name, namespace, token_ids)
+
+    def unpin(self, name: str) -> bool:
+        """As Pins.unpin."""
+        return self.pins.unpin(name)
+
+    def shed(self, num_blocks: Sequence[int]) -> list[int]:
+        """Have the prompt cache forget so many blocks of each group, the least wanted first; how many it did."""
+        index = self._supply.index
+        return [
+            0 if index is None or not count else index.reclaim(group, count) for group, count in enumerate(num_blocks)
+        ]
 
     def plan(self, now: float) -> StepPlan | None:
         """Plan the next step, or None when no request can advance before a commit, an arrival or a release.

@@ -1,8 +1,11 @@
-"""How many blocks each pool gets, and so how long a context and how many rows fit. Integers only."""
+"""How many blocks each pool gets, and so how long a context and how many rows fit. Integers only.
+
+Refuses to know where the needs come from (``run/planned.py``). Read next: ``contracts/cache_spec.py``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from troth.contracts.cache_spec import AttentionSpec, CacheSpec, attention_groups, recurrent_bytes
@@ -52,28 +55,17 @@ def plan_memory(demand: Demand) -> MemoryPlan:
     groups = attention_groups(demand.specs)
     per_state = recurrent_bytes(demand.specs)
     state_bytes = demand.max_rows * (per_state or 0)
-    fixed = demand.weights_bytes + demand.transient_bytes + demand.reserve_bytes + state_bytes
-    left = max(0, demand.usable_bytes - fixed)
-    budget = demand.kv_memory_bytes if demand.kv_memory_bytes is not None else int(left * demand.cache_share)
-    num_checkpoints = None
-    if per_state is not None:
-        num_checkpoints = _num_checkpoints(demand, per_state, context, min(budget, int(left * demand.cache_share)))
-        decisions.append(
-            f"{num_checkpoints} checkpoints of {per_state} bytes: recurrent states kept for later requests"
-        )
-        if demand.kv_memory_bytes is None:
-            budget -= num_checkpoints * per_state
-
-    tokens = demand.max_rows * context
-    if _bytes(groups, tokens, demand) > budget:
-        tokens = _most_tokens(groups, budget, demand, tokens)
-        decisions.append(f"{tokens} tokens of KV cache shared by {demand.max_rows} rows: {budget} bytes hold no more")
-    else:
-        decisions.append(f"{demand.max_rows} rows of {context} tokens: all fit")
+    budget, num_checkpoints = _shares(demand, state_bytes, context, decisions)
+    tokens = _cached_tokens(groups, budget, demand, context, decisions)
     if groups and tokens < context:
         context = tokens
         decisions.append(f"context {context} tokens: what the KV cache holds for one row")
-    plan = MemoryPlan(
+    if context < BLOCK_TOKENS:
+        if demand.kv_memory_bytes is not None:
+            least = _bytes(groups, BLOCK_TOKENS, demand)
+            raise OptionError(f"{budget} bytes of KV cache hold no row; the least that does is {least}")
+        context = 0
+    return MemoryPlan(
         device=demand.device,
         dtype=demand.dtype,
         weights_bytes=demand.weights_bytes,
@@ -96,12 +88,6 @@ def plan_memory(demand: Demand) -> MemoryPlan:
         num_checkpoints=num_checkpoints,
         bytes_per_checkpoint=per_state or 0,
     )
-    if context < BLOCK_TOKENS:
-        if demand.kv_memory_bytes is not None:
-            least = _bytes(groups, BLOCK_TOKENS, demand)
-            raise OptionError(f"{budget} bytes of KV cache hold no row; the least that does is {least}")
-        plan = replace(plan, context_tokens=0)
-    return plan
 
 
 def _wanted_context(demand: Demand, decisions: list[str]) -> int:
@@ -112,6 +98,34 @@ def _wanted_context(demand: Demand, decisions: list[str]) -> int:
         raise OptionError(f"context of {wanted} tokens: this model was made for {declared}; ask for at most that")
     decisions.append(f"context {wanted} tokens: as asked")
     return wanted
+
+
+def _shares(demand: Demand, state_bytes: int, context: int, decisions: list[str]) -> tuple[int, int | None]:
+    """Bytes for the block pools, and the number of checkpoints; None: the model has no recurrent layers."""
+    fixed = demand.weights_bytes + demand.transient_bytes + demand.reserve_bytes + state_bytes
+    share = int(max(0, demand.usable_bytes - fixed) * demand.cache_share)
+    budget = share if demand.kv_memory_bytes is None else demand.kv_memory_bytes
+    per_state = recurrent_bytes(demand.specs)
+    if per_state is None:
+        return budget, None
+    num_checkpoints = _num_checkpoints(demand, per_state, context, min(budget, share))
+    decisions.append(f"{num_checkpoints} checkpoints of {per_state} bytes: recurrent states kept for later requests")
+    if demand.kv_memory_bytes is None:
+        budget -= num_checkpoints * per_state
+    return budget, num_checkpoints
+
+
+def _cached_tokens(
+    groups: tuple[AttentionSpec, ...], budget: int, demand: Demand, context: int, decisions: list[str]
+) -> int:
+    """Tokens that the block pools hold for all rows together."""
+    tokens = demand.max_rows * context
+    if _bytes(groups, tokens, demand) <= budget:
+        decisions.append(f"{demand.max_rows} rows of {context} tokens: all fit")
+        return tokens
+    tokens = _most_tokens(groups, budget, demand, tokens)
+    decisions.append(f"{tokens} tokens of KV cache shared by {demand.max_rows} rows: {budget} bytes hold no more")
+    return tokens
 
 
 def checkpoint_interval(specs: tuple[CacheSpec, ...], chunk_tokens: int) -> int:

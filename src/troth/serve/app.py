@@ -33,6 +33,7 @@ from troth.serve.metrics import Metrics
 from troth.serve.model import ModelList, ServedModel
 from troth.serve.openai_chat import read_chat
 from troth.serve.openai_completions import read_completion
+from troth.serve.prefixes import PrefixRoutes
 from troth.serve.running import RunningRequests
 from troth.serve.status import StatusRoutes
 from troth.serve.tokens import TokenRoutes
@@ -49,6 +50,7 @@ def create_app(
     bodies = BodyReader(options.max_body_bytes, body_timeout_s)
     limit, metrics, running = StreamLimit(options.max_streams), Metrics(), RunningRequests()
     status, tokens = StatusRoutes(known, limit, metrics), TokenRoutes(known, bodies)
+    prefixes = PrefixRoutes(known, bodies, limit)
     endpoint = partial(
         GenerationEndpoint,
         bodies=bodies,
@@ -67,7 +69,10 @@ def create_app(
         Route("/v1/models/{model:path}", status.model),
         Route("/v1/chat/completions", endpoint(partial(read_chat, models=known)), methods=["POST"]),
         Route("/v1/completions", endpoint(partial(read_completion, models=known)), methods=["POST"]),
-        Route("/v1/requests/{request_id}/end-reasoning", running.end_reasoning, methods=["POST"]),
+        Route("/v1/requests/{request_id:path}/end-reasoning", running.end_reasoning, methods=["POST"]),
+        Route("/v1/cache/prefixes", prefixes.all),
+        Route("/v1/cache/prefixes", prefixes.add, methods=["POST"]),
+        Route("/v1/cache/prefixes/{prefix_id:path}", prefixes.remove, methods=["DELETE"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
     ]

@@ -83,6 +83,9 @@ class _Engines(Collector):
         restores = CounterMetricFamily(
             "troth_engine_restores", "Prompts looked for on disk by outcome", labels=("model", "outcome")
         )
+        drafts = CounterMetricFamily(
+            "troth_engine_draft_tokens", "Proposed tokens by source and outcome", labels=("model", "source", "outcome")
+        )
         for model, status in self.statuses:
             cached = () if status.prefix_cache is None else status.prefix_cache.num_blocks
             for use, counts in (("used", status.blocks_used), ("cached", cached), ("free", status.blocks_free)):
@@ -93,11 +96,17 @@ class _Engines(Collector):
                 disk_bytes.add_metric((model,), disk.num_bytes)
                 for outcome, count in disk.num_restores.items():
                     restores.add_metric((model, outcome), count)
+            if status.speculation is not None:
+                for source, drafted in status.speculation.num_drafted_by_source.items():
+                    accepted = status.speculation.num_accepted_by_source.get(source, 0)
+                    drafts.add_metric((model, source, "accepted"), accepted)
+                    drafts.add_metric((model, source, "rejected"), drafted - accepted)
             for end, count in status.num_requests_by_end.items():
                 ends.add_metric((model, end), count)
         yield blocks
         yield disk_bytes
         yield restores
+        yield drafts
         yield ends
 
     def _gauge(self, name: str, text: str, value: Callable[[EngineStatus], float]) -> GaugeMetricFamily:

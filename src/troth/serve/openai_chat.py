@@ -19,6 +19,7 @@ from troth.serve.grammar import Wanted
 from troth.serve.logprobs import chat_entries
 from troth.serve.messages import read_messages
 from troth.serve.model import ModelList, ServedModel, Tokenizer
+from troth.serve.prediction import read_prediction
 from troth.serve.reply import Answer, Generation, RecordHead, encode, engine_requests, require_usable
 from troth.serve.sampling import read_wishes
 from troth.serve.terms import read_terms
@@ -48,7 +49,11 @@ def read_chat(fields: Fields, models: ModelList) -> Generation:
     variables = fields.object("chat_template_kwargs")
     wishes = read_wishes(fields, model)
     num_top = _logprobs(fields)
-    wishes = replace(wishes, sampling=replace(wishes.sampling, logprobs=num_top))
+    wishes = replace(
+        wishes,
+        sampling=replace(wishes.sampling, logprobs=num_top),
+        speculation=read_prediction(fields, model.tokenizer),
+    )
     terms = read_terms(fields)
     chat = ChatModel(model.capabilities, model.tokenizer, model.calls)
     terms.require_served(model.capabilities)
@@ -192,5 +197,4 @@ def _refuse_unsupported(fields: Fields) -> None:
     fields.refuse("audio", "this server hears and speaks no audio")
     fields.refuse("web_search_options", "this server does not search the web")
     fields.refuse("verbosity", "there is no such setting")
-    fields.object("prediction")
-    fields.tolerate(*_HINTS, "prediction")
+    fields.tolerate(*_HINTS)

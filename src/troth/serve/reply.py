@@ -22,6 +22,7 @@ from troth.contracts.request import Request
 from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 from troth.errors import ContextExceeded, RequestError
 from troth.serve.model import Prompt, ServedModel
+from troth.serve.prediction import prediction_counts, speculation_object
 from troth.serve.sampling import MAX_CHOICES, Wishes
 
 DONE = b"data: [DONE]\n\n"
@@ -106,7 +107,9 @@ class Generation:
         not_enforced = {"not_enforced": self.not_enforced} if self.not_enforced else {}
         unclosed = {"unclosed_reasoning": True} if any(one.unclosed_reasoning for one in completed) else {}
         faults = {"tool_errors": [_fault(choice, error) for choice, error in errors]} if errors else {}
-        return {"seed": self.wishes.seed, "timings": timings, **ignored, **not_enforced, **unclosed, **faults}
+        speculation = speculation_object(completed)
+        told = {**ignored, **not_enforced, **unclosed, **faults, **speculation}
+        return {"seed": self.wishes.seed, "timings": timings, **told}
 
     def usage(self, completed: Sequence[Completed]) -> dict[str, Any]:
         """Token counts over all choices; a prompt counts once, however many choices it has."""
@@ -119,7 +122,10 @@ class Generation:
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached_tokens for usage in of_prompts)},
-            "completion_tokens_details": {"reasoning_tokens": sum(usage.num_reasoning_tokens for usage in usages)},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(usage.num_reasoning_tokens for usage in usages),
+                **prediction_counts(completed),
+            },
         }
 
 
@@ -199,6 +205,7 @@ def engine_requests(
             stop=wishes.stop,
             grammar=wishes.grammar.grammar if wishes.grammar else None,
             reading=reading,
+            speculation=wishes.speculation,
             boundary=prompts[choice // wishes.num_choices].boundary,
             checkpoint_positions=prompts[choice // wishes.num_choices].checkpoint_positions,
             continues_text=prompts[choice // wishes.num_choices].continues_text,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from troth.contracts.sampling import SamplingParams
+from troth.contracts.speculation import Speculation
 from troth.errors import RequestError
 from troth.serve.fields import INT64, Fields, mistyped
 from troth.serve.grammar import Wanted, read_grammar
@@ -49,6 +50,8 @@ class Wishes:
     include_usage: bool
     include_progress: bool
     grammar: Wanted | None = None
+    speculation: Speculation | None = None
+    """How drafts are made; None: as the engine does."""
 
     def sampling_of(self, choice: int) -> SamplingParams:
         """Sampling of the choice with this index: its own seed, derived from the request's; choice 0 has just that."""

@@ -41,6 +41,7 @@ class StatusRoutes:
             f"Troth serves {names}.\n"
             "OpenAI API: /v1/chat/completions, /v1/completions, /v1/models\n"
             "Running answers: /v1/requests/ID/end-reasoning\n"
+            "Pinned prefixes: /v1/cache/prefixes\n"
             "Tokenizer: /tokenize, /detokenize\n"
             "State: /health, /v1/status, /metrics\n"
         )
@@ -111,6 +112,7 @@ def _info(model: ServedModel, state: str) -> dict[str, Any]:
         return {"state": state, "info": None, **error_object(error)}
     plan = info.plan
     totals = {"kv_bytes": plan.kv_bytes, "total_bytes": plan.total_bytes, "fits": plan.fits}
+    totals["prompt_cache_bytes"] = plan.prompt_cache_bytes
     return {"state": "ready", "info": {**dataclasses.asdict(info), "plan": dataclasses.asdict(plan) | totals}}
 
 

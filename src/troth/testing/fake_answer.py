@@ -25,6 +25,7 @@ from troth.contracts.events import (
 )
 from troth.contracts.plan import TokenLogprobs
 from troth.contracts.request import Request
+from troth.contracts.speculation import SpeculationStats
 from troth.contracts.tools import ToolCall, ToolCallDelta, ToolError
 from troth.testing.byte_tokenizer import EOS_ID, ByteTokenizer
 
@@ -42,6 +43,8 @@ class FakeAnswer:
     """Proposals that were no calls, after the calls."""
     unclosed_reasoning: bool = False
     """What the end says of it."""
+    speculation: SpeculationStats | None = None
+    """What the end says of drafts."""
     step_tokens: int = 1
     """Tokens emitted per step."""
     chunk_tokens: int = 1 << 30
@@ -102,6 +105,7 @@ def play(
         stop_match=last.stop_match,
         prompt_logprobs=_prompt_logprobs(request),
         unclosed_reasoning=answer.unclosed_reasoning,
+        speculation=answer.speculation,
     )
     yield [completed]
 

@@ -18,7 +18,9 @@ from typing import Any, Final
 
 from troth.contracts.events import Completed, Event, Failed, Queued, Usage
 from troth.contracts.memory_plan import MemoryPlan
+from troth.contracts.names import BLOCK_TOKENS
 from troth.contracts.ports import EngineInfo, EngineStatus
+from troth.contracts.prefix_cache import PinnedPrefix, PrefixCacheStatus
 from troth.contracts.request import Request
 from troth.errors import ContextExceeded, NotReady, RequestError, TrothError
 from troth.runtime.event_queue import EventQueue, QueuedEvents
@@ -74,6 +76,7 @@ class FakeEngine:
         self._num_steps = 0
         self._usage: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
+        self._pins: dict[str, PinnedPrefix] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -126,7 +129,12 @@ class FakeEngine:
             num_cached_tokens=self._usage["cached"],
             num_preemptions=0,
             num_requests_by_end=dict(self._ends),
+            prefix_cache=PrefixCacheStatus(pins=tuple(self._pins.values())) if self._pins else None,
         )
+
+    def unpin(self, name: str) -> None:
+        """Forget a pin."""
+        self._pins.pop(name, None)
 
     async def aclose(self) -> None:
         """End every request with Failed(Cancelled)."""
@@ -196,12 +204,24 @@ class FakeEngine:
             self._rows.remove(row)
         elif row in self._waiting:
             self._waiting.remove(row)
+        event = self._pinned(row.request, event)
         if isinstance(event, Completed):
             self._usage["prompt"] += event.usage.num_prompt_tokens
             self._usage["completion"] += event.usage.num_completion_tokens
             self._usage["cached"] += event.usage.num_cached_tokens
         self._ends[event.finish_reason if isinstance(event, Completed) else event.kind] += 1
         row.queue.put(event)
+
+    def _pinned(self, request: Request, event: Completed | Failed) -> Completed | Failed:
+        """Keep the prompt of a request that is to be pinned, a byte for a token, as far as it has whole blocks."""
+        if request.pin is None or not isinstance(event, Completed) or event.finish_reason == "aborted":
+            return event
+        num_tokens = len(request.prompt_ids) // BLOCK_TOKENS * BLOCK_TOKENS
+        if not num_tokens:
+            message = f"nothing of prefix {request.pin!r} can be kept: it has {len(request.prompt_ids)} tokens"
+            return _failed(RequestError(message, param="pin", code="nothing_to_pin"))
+        self._pins[request.pin] = PinnedPrefix(name=request.pin, num_tokens=num_tokens, num_bytes=num_tokens)
+        return event
 
     def _end_all(self, error: TrothError | Failed) -> None:
         for row in [*self._rows, *self._waiting]:

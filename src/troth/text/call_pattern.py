@@ -1,9 +1,9 @@
 """How one model writes calls, as a grammar of them: taken from what its template writes of known ones.
 
-Works for every format that puts a name and then the arguments as one JSON object between words that are always the
-same. Calls are all an answer may be, or stand in free text, or instead of an answer that matches something else. Knows
-no template engine and no session. Read next: ``probe_tools.py`` (renders the known calls), ``grammar.py`` (compiles
-what comes out).
+Works for every format that puts a name and the arguments between words that are always the same: the arguments as one
+JSON object, or in a notation of the format's own. Calls are all an answer may be, or stand in free text, or instead of
+an answer that matches something else. Knows no template engine and no session. Read next: ``call_words.py`` (finds the
+words), ``call_arguments.py`` (notations), ``grammar.py`` (compiles what comes out).
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from troth.contracts.tools import CallForm, ToolPolicy, ToolSpec
-from troth.errors import CapabilityUnavailable
+from troth.errors import CapabilityUnavailable, RequestError
+from troth.text.call_arguments import ArgumentRules, spelled
+from troth.text.call_words import json_object, without_ids, words_of
+from troth.text.channels import CHANNELS, ChannelFormat
 from troth.text.grammar_schema import read_schema
-from troth.text.probe_trial import CALL_IDS, FIRST, SECOND, Sample
+from troth.text.lark_words import ANYTHING, LarkRules, PatternTokens, either, lark_words, quoted, without
+from troth.text.probe_trial import FIRST, SECOND
 from troth.text.tool_calls import offered
 from troth.text.tool_formats import FORMATS
 from troth.text.tool_formats.derived import format_of
+from troth.text.tool_formats.notation import ArgumentNotation
 
-_ANYTHING: Final = r"/(.|\n)*/"
 _SPACE: Final = r"/\n{0,2}/"
+_HEADER_NAME: Final = r"[^\s<>\"\\]+"
 _JSON_OBJECT: Final = '{"type": "object"}'
 
 Beside = Literal["nothing", "text", "answer"]
@@ -31,24 +36,12 @@ Beside = Literal["nothing", "text", "answer"]
 caller's own grammar, which the source of the calls names ``@answer``."""
 
 
-class PatternTokens(Protocol):
-    """What a grammar of marks needs of a tokenizer."""
-
-    def encode(self, text: str, /, *, add_special: bool = True) -> list[int]:
-        """The ids of a text, control tokens where it spells them."""
-
-    def token_bytes(self, token_id: int, /) -> bytes:
-        """The bytes of a token; a control token's are its own text."""
-
-    def is_special(self, token_id: int, /) -> bool:
-        """Whether it is a control token."""
-
-
 @dataclass(frozen=True, slots=True)
 class CallPattern:
     """The words around calls.
 
-    ``before`` name ``between`` arguments (``joint`` name ``between`` arguments)* ``after``
+    ``before`` name ``between`` arguments (``joint`` name ``between`` arguments)* ``after``; what stands between name
+    and arguments, and ends a call, is in its ``notation`` where there is one.
     """
 
     before: str
@@ -62,6 +55,12 @@ class CallPattern:
     """How an answer begins that is a call without any marker."""
     soft: bool = False
     """Ordinary text has a marker of the format too, so that not every call can be told by how it begins."""
+    notation: ArgumentNotation | None = None
+    """How arguments are written; None: as one JSON object."""
+    name_last: bool = False
+    """The name stands behind the arguments (Hermes 2 Pro)."""
+    channel: ChannelFormat | None = None
+    """Of answers whose every part has a header: a call is a part, and all words around it are in its header."""
 
     @property
     def marker(self) -> str:
@@ -75,6 +74,7 @@ class CallPattern:
         thought: tuple[str, str] | None = None,
         *,
         beside: Beside = "nothing",
+        begun: bool = False,
         param: str = "tool_choice",
     ) -> str:
         """A Lark grammar of the calls that a policy lets the model make, with arguments of their schemas.
@@ -87,6 +87,7 @@ class CallPattern:
             tokens: Marks that are control tokens in this vocabulary must come as those.
             thought: Marks of reasoning that may come first.
             beside: What else the answer may be.
+            begun: It begins right behind reasoning.
             param: The field that asked, for errors.
 
         Raises:
@@ -99,17 +100,18 @@ class CallPattern:
             if self.joint and policy.parallel and policy.choice.mode != "named"
             else ""
         )
-        first = f"({self._words(thought[0], tokens)} thought {_SPACE})?" if thought else ""
         body = f"call {more} {self._words(self.after, tokens)}"
-        rules = self._answer(body, tokens, thought, beside, param)
-        rules[0] = f"start: {first} {rules[0]}"
+        if self.channel is not None:
+            rules = _parts(self.channel, tokens, beside, self.entries)
+        else:
+            rules = self._answer(body, tokens, thought, beside, param)
+        rules[0] = f"start: {_first(thought, tokens, self.channel, begun=begun)} {rules[0]}"
         rules.append(f"call: {' | '.join(f'call{place}' for place in range(len(tools)))}")
         for place, tool in enumerate(tools):
             free = beside == "text" and not tool.strict
-            schema = _JSON_OBJECT if free else json.dumps(_arguments_schema(tool, place, param), ensure_ascii=False)
-            rules.append(f"call{place}: {self._words(self._named(tool), tokens)} %json {schema}")
+            rules += self._call(tool, place, tokens, free=free, param=param)
         if thought:
-            rules.append(self._thought(thought[1], tokens))
+            rules.append(thought_rule(lark_words(thought[1], tokens)))
         return "\n".join(rules) + "\n"
 
     def _answer(
@@ -138,49 +140,97 @@ class CallPattern:
         behind = self._words(self.before.removeprefix(marker), tokens)
         return [
             f"(to_call {behind} {body})* TEXT?",
-            f"to_call[suffix={_quoted(marker)}]: TO_CALL",
+            f"to_call[suffix={quoted(marker)}]: TO_CALL",
             _text("TO_CALL", others, first),
             _text("TEXT", self.entries, first),
         ]
 
-    def _named(self, tool: ToolSpec) -> str:
-        name = json.dumps(tool.name, ensure_ascii=False)[1:-1] if self.before.endswith('"') else tool.name
-        return name + self.between
-
-    def _thought(self, close: str, tokens: PatternTokens) -> str:
-        """Anything up to the first mark that closes it."""
-        return thought_rule(self._words(close, tokens))
+    def _call(self, tool: ToolSpec, place: int, tokens: PatternTokens, *, free: bool, param: str) -> list[str]:
+        """The rule of a tool's calls, and those it needs."""
+        if self.notation is not None:
+            written, rules = _notated(self.notation, tool, place, tokens, free=free, param=param)
+        else:
+            schema = _JSON_OBJECT if free else json.dumps(_arguments_schema(tool, place, param), ensure_ascii=False)
+            written, rules = f"%json {schema}", []
+        if self.channel is not None:
+            if not re.fullmatch(_HEADER_NAME, tool.name):
+                raise _unnameable(tool, param)
+            headers = (lark_words(before + tool.name + behind, tokens) for before, behind in self.channel.call_headers)
+            name = self._words(self.before + tool.name, tokens) if self.notation is not None else ""
+            return [f"call{place}: ({' | '.join(headers)}) {name} {written} {self._words(self.after, tokens)}", *rules]
+        head = self.between if self.name_last else self.before
+        name = json.dumps(tool.name, ensure_ascii=False)[1:-1] if head.endswith('"') else tool.name
+        if self.name_last:
+            return [f"call{place}: {written} {self._words(self.between + name, tokens)}"]
+        return [f"call{place}: {self._words(name + self.between, tokens)} {written}", *rules]
 
     def _words(self, text: str, tokens: PatternTokens) -> str:
-        return lark_words(text, tokens)
+        return spelled(text, tokens, exact=True)
 
 
-def thought_frame(thought: tuple[str, str], tokens: PatternTokens) -> str:
-    """A Lark grammar of an answer before which reasoning between these marks may stand; it is named ``@answer``."""
-    opened = lark_words(thought[0], tokens)
-    return f"start: ({opened} thought {_SPACE})? @answer\n{thought_rule(lark_words(thought[1], tokens))}\n"
+def _notated(
+    notation: ArgumentNotation, tool: ToolSpec, place: int, tokens: PatternTokens, *, free: bool, param: str
+) -> tuple[str, list[str]]:
+    """A tool's call from behind its name on, and the rules it needs."""
+    where = f"tools[{place}].function"
+    if not re.fullmatch(notation.names, tool.name):
+        raise _unnameable(tool, param)
+
+    def refusal(keyword: str) -> RequestError:
+        return RequestError(
+            f"{param}, {where}.parameters: {keyword} cannot be enforced while this model's calls are generated; leave "
+            "it out, or set strict to false",
+            param=param,
+            code="unsupported_schema",
+        )
+
+    rules = LarkRules(tokens, f"c{place}v")
+    schema = _read_schema(tool, place, param)
+    body = ArgumentRules(notation, schema, rules, strict=tool.strict, refusal=refusal).call(free=free)
+    if body is None:
+        raise RequestError(
+            f"{param}, {where}.parameters: no arguments that the schema allows can be written in this model's calls",
+            param=param,
+            code="invalid_schema",
+        )
+    return body, rules.lines
+
+
+def answer_frame(
+    thought: tuple[str, str] | None, tokens: PatternTokens, channel: ChannelFormat | None, *, begun: bool
+) -> str:
+    """A Lark grammar of an answer, ``@answer``, and of what comes before it: reasoning and, in a channel, a header."""
+    header = lark_words(channel.answer_header, tokens) if channel is not None else ""
+    rules = [f"start: {_first(thought, tokens, channel, begun=begun)} {header} @answer"]
+    return "\n".join([*rules, *([thought_rule(lark_words(thought[1], tokens))] if thought else [])]) + "\n"
+
+
+def _first(
+    thought: tuple[str, str] | None, tokens: PatternTokens, channel: ChannelFormat | None, *, begun: bool
+) -> str:
+    """What may come before an answer, ``begun`` with its reasoning or not."""
+    behind = _SPACE if channel is None else lark_words(channel.next_part, tokens)
+    if begun:
+        return behind if channel is not None else ""
+    if thought is None:
+        return ""
+    opened = channel.reasoning_header if channel is not None else thought[0]
+    return f"({lark_words(opened, tokens)} thought {behind})?"
+
+
+def _parts(channel: ChannelFormat, tokens: PatternTokens, beside: Beside, entries: Sequence[str]) -> list[str]:
+    """One part that is a call, or what else the answer may be, and the rules it needs."""
+    header = lark_words(channel.answer_header, tokens)
+    if beside == "nothing":
+        return ["call"]
+    if beside == "answer":
+        return [f"(call | {header} @answer)"]
+    return [f"(call | {header} TEXT?)", _text("TEXT", (*channel.starts, *channel.ends, *entries), ())]
 
 
 def thought_rule(close: str) -> str:
     """The rule of reasoning: anything up to the first mark that closes it, which is given as Lark spells it."""
-    return f"thought: {_ANYTHING} {close}" if close.startswith("<") else f"thought[suffix={close}]: {_ANYTHING}"
-
-
-def lark_words(text: str, tokens: PatternTokens) -> str:
-    """A text as Lark spells it, its control tokens by id."""
-    if not text:
-        return ""
-    parts: list[str] = []
-    plain = b""
-    for token_id in tokens.encode(text, add_special=False):
-        if not tokens.is_special(token_id):
-            plain += tokens.token_bytes(token_id)
-            continue
-        parts += [_quoted(plain.decode()), f"<[{token_id}]>"]
-        plain = b""
-    if not parts:
-        return _quoted(text)
-    return " ".join(filter(None, [*parts, _quoted(plain.decode())]))
+    return f"thought: {ANYTHING} {close}" if close.startswith("<") else f"thought[suffix={close}]: {ANYTHING}"
 
 
 def call_pattern(
@@ -194,59 +244,75 @@ def call_pattern(
         call_form: That format, where no module describes it.
     """
     name = tool_format or ""
+    channel = _channel_of(replies)
+    if channel is not None:
+        # One call of an answer is enough: what ends a part may end the answer too.
+        pairs = zip(replies, (FIRST, SECOND), strict=False)
+        replies = [reply.removeprefix(_header(channel, sample.name)) for reply, sample in pairs]
     form = FORMATS.get(name) if call_form is None else format_of(call_form, name)
-    if form is None or len(replies) < 2 or any(call_id in reply for reply in replies for call_id in CALL_IDS):
+    if len(replies) < 2:
         return None
-    first, second = (_split(reply, sample) for reply, sample in zip(replies, (FIRST, SECOND), strict=False))
-    if first is None or first != second:
+    if form is None:
+        is_object = channel is not None and json_object(replies[0], FIRST.arguments) is not None
+        return CallPattern("", "", "", "", channel=channel) if is_object else None
+    notation = form.notation
+    written = [without_ids(reply) for reply in replies]
+    words = words_of(written, None)
+    if words is not None:
+        notation = None
+    elif notation is not None:
+        words = words_of(written, notation)
+    if words is None:
         return None
-    before, between, after = first
-    starts = [place for mark in form.entries if (place := before.find(mark)) >= 0]
-    before = before[min(starts) :] if starts else before.lstrip()
-    joint = _joint(replies[2], first) if len(replies) > 2 else ""
-    soft = bool(form.soft) and not before.startswith(form.soft)
-    return CallPattern(before, between, joint, after.rstrip(), form.entries, form.bare, soft)
+    starts = [at for mark in form.entries if (at := words.before.find(mark)) >= 0]
+    before = words.before[min(starts) :] if starts else words.before.lstrip()
+    ends = [at + len(mark) for mark in (*form.closes, *form.section_ends) if (at := words.after.rfind(mark)) >= 0]
+    return CallPattern(
+        before,
+        words.between,
+        words.joint,
+        words.after[: max(ends)] if ends else words.after.rstrip(),
+        form.entries,
+        form.bare,
+        soft=bool(form.soft) and not before.startswith(form.soft),
+        notation=notation,
+        name_last=words.name_last,
+        channel=channel,
+    )
 
 
-def _split(reply: str, sample: Sample) -> tuple[str, str, str] | None:
-    """What stands before the name, between it and the arguments, and behind them."""
-    before, found, rest = reply.partition(sample.name)
-    span = _object(rest, sample.arguments)
-    if not found or span is None or sample.name in rest:
-        return None
-    return before, rest[: span[0]], rest[span[1] :]
+def _channel_of(replies: Sequence[str]) -> ChannelFormat | None:
+    """The channel whose header all replies begin with."""
+    for channel in CHANNELS.values():
+        pairs = list(zip(replies, (FIRST, SECOND), strict=False))
+        if channel.call_headers and pairs and all(reply.startswith(_header(channel, one.name)) for reply, one in pairs):
+            return channel
+    return None
 
 
-def _joint(reply: str, words: tuple[str, str, str]) -> str:
-    """What stands between two calls; empty when they are not written one after the other."""
-    before, between, after = words
-    head, found, rest = reply.partition(FIRST.name + between)
-    span = _object(rest, FIRST.arguments)
-    if head != before or not found or span is None:
-        return ""
-    joint, found, rest = rest[span[1] :].partition(SECOND.name + between)
-    span = _object(rest, SECOND.arguments)
-    return joint if found and span is not None and rest[span[1] :] == after else ""
-
-
-def _object(text: str, wanted: dict[str, Any]) -> tuple[int, int] | None:
-    """Where the first JSON object in a text stands, if it is the wanted one."""
-    start = text.find("{")
-    try:
-        value, end = json.JSONDecoder().raw_decode(text, start) if start >= 0 else (None, 0)
-    except ValueError:
-        return None
-    return (start, end) if value == wanted else None
+def _header(channel: ChannelFormat, name: str) -> str:
+    before, behind = channel.call_headers[0]
+    return before + name + behind
 
 
 def _arguments_schema(tool: ToolSpec, place: int, param: str) -> Any:
-    """A tool's schema as a grammar enforces it, of an object in any case. Where it is not strict, validation has what
-    no grammar can enforce."""
+    """A tool's schema as a grammar enforces it. Where it is not strict, validation has what no grammar can enforce."""
+    schema = _read_schema(tool, place, param)
+    return schema if tool.strict else _loosened(schema)
+
+
+def _read_schema(tool: ToolSpec, place: int, param: str) -> Any:
+    """A tool's schema, of an object in any case."""
     given = {} if tool.parameters is None or tool.parameters is True else tool.parameters
     source = json.dumps(given if given is False else {"type": "object", **given})
     where = f", tools[{place}].function.parameters"
-    schema = read_schema(source, strict=tool.strict, param=param, where=where).schema
-    return schema if tool.strict else _loosened(schema)
+    return read_schema(source, strict=tool.strict, param=param, where=where).schema
+
+
+def _unnameable(tool: ToolSpec, param: str) -> CapabilityUnavailable:
+    return CapabilityUnavailable(
+        f"a tool that is called {tool.name[:80]!r}", "calls of this model cannot hold such a name", param=param
+    )
 
 
 def _unmarked(capability: str, param: str) -> CapabilityUnavailable:
@@ -260,18 +326,8 @@ def _text(name: str, marks: Sequence[str], starts: Sequence[str]) -> str:
 
     One pattern for each: of several that begin alike the compiler makes more states than it may.
     """
-    never = [rf"/(.|\n)*({_either(marks)})(.|\n)*/"] if marks else []
-    never += [rf"/[ \t\r\n]*({_either(starts)})(.|\n)*/"] if starts else []
-    return f"{name}: {' & '.join([_ANYTHING, *(f'~{one}' for one in never)])}"
-
-
-def _either(texts: Sequence[str]) -> str:
-    return "|".join(map(_pattern, texts))
-
-
-def _pattern(text: str) -> str:
-    """A text as a regular expression between slashes matches it."""
-    return re.sub(r"[\\.+*?()|\[\]{}^$/]", lambda match: "\\" + match[0], text).replace("\n", "\\n")
+    never = rf" & ~/[ \t\r\n]*({either(starts)})(.|\n)*/" if starts else ""
+    return f"{name}: {ANYTHING}{without(marks)}{never}"
 
 
 def _loosened(schema: Any) -> Any:
@@ -284,12 +340,8 @@ def _loosened(schema: Any) -> Any:
             loose[keyword] = {name: _loosened(part) for name, part in value.items()}
         elif keyword in ("allOf", "anyOf", "prefixItems"):
             loose[keyword] = [*map(_loosened, value)]
-        elif keyword == "oneOf":
-            loose.setdefault("allOf", []).append({"anyOf": [*map(_loosened, value)]})
-        else:
+        elif keyword != "oneOf":
             loose[keyword] = _loosened(value) if keyword in ("items", "additionalProperties") else value
+    if "oneOf" in schema:  # behind what is there, to which references may lead
+        loose["allOf"] = [*loose.get("allOf", ()), {"anyOf": [*map(_loosened, schema["oneOf"])]}]
     return loose
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""

@@ -37,6 +37,14 @@ class ChannelFormat:
     """A header's text -> kind, and for a call the tool's name."""
     reasoning_tails: tuple[str, ...] = ()
     """Ends of a prompt that leave the answer inside reasoning."""
+    call_headers: tuple[tuple[str, str], ...] = ()
+    """What stands before and behind the tool's name in the header of a call: as templates write it, then as models do.
+    A grammar of calls is made of them; empty: of this channel there is none."""
+    reasoning_header: str = ""
+    answer_header: str = ""
+    """The header of what is said."""
+    next_part: str = ""
+    """What follows the end of a part, before the next header."""
 
 
 def _harmony(header: str) -> tuple[PartKind, str]:
@@ -66,6 +74,13 @@ _ALL: Final = (
         first_words=("<|start|>", "<|channel|>", " to=", "to="),
         meaning=_harmony,
         reasoning_tails=("<|channel|>analysis<|message|>",),
+        reasoning_header="<|channel|>analysis<|message|>",
+        call_headers=(
+            (" to=functions.", "<|channel|>commentary json<|message|>"),
+            ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"),
+        ),
+        answer_header="<|channel|>final<|message|>",
+        next_part="<|start|>assistant",
     ),
     ChannelFormat(
         name="functionary",
@@ -94,6 +109,10 @@ _ALL: Final = (
         first_words=("<|start|>", " to=", "to="),
         meaning=_muse,
         reasoning_tails=("to=self<|message|>",),
+        reasoning_header=" to=self<|message|>",
+        call_headers=((" to=", "<|message|>"),),
+        answer_header=" to=user<|message|>",
+        next_part="<|start|>assistant",
     ),
 )
 

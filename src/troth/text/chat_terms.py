@@ -16,8 +16,9 @@ from troth.contracts.capabilities import TemplateCapabilities, ThinkingMode
 from troth.contracts.grammar import Grammar
 from troth.contracts.tools import ToolPolicy
 from troth.errors import CapabilityUnavailable
-from troth.text.call_pattern import Beside, CallPattern, PatternTokens, thought_frame
+from troth.text.call_pattern import Beside, CallPattern, answer_frame
 from troth.text.channels import CHANNELS
+from troth.text.lark_words import PatternTokens
 from troth.text.thinking import thinking_variables
 from troth.text.tool_calls import ToolSet
 from troth.text.tool_request import read_policy
@@ -61,6 +62,15 @@ class ChatModel:
     tokens: PatternTokens
     calls: CallPattern | None
     """How it writes calls; None where that is unknown, or no pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Who answers, and how the answer begins."""
+
+    model: ChatModel
+    thought: tuple[str, str] | None
+    begun: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,32 +140,33 @@ class ChatTerms:
         begun = marks is not None and end.endswith(marks.open.rstrip())
         may_think = marks is not None and not begun and not end.endswith(marks.close) and not self.thinking.off
         thought = (marks.open, marks.close) if marks is not None and may_think else None
+        channel = CHANNELS.get(marks.markers) if marks is not None else None
+        headed = channel is not None and bool(channel.answer_header) and (begun or end.endswith(channel.prompt_tails))
+        asked = _Asked(model, thought, begun)
         shows = bool(self.shown_tools)
         if self.forces_calls:
             # The answer is a call: there is no text that the caller's grammar could bind.
-            grammar = Grammar(
-                kind="calls", source=self._calls(model, thought, "nothing", "forced tool calls", "tool_choice")
-            )
+            grammar = Grammar(kind="calls", source=self._calls(asked, "nothing", "forced tool calls", "tool_choice"))
         elif grammar is not None and shows:
-            grammar = replace(
-                grammar, frame=self._calls(model, thought, "answer", f"{param} together with tools", param)
-            )
-        elif grammar is not None and thought is not None:
-            grammar = replace(grammar, frame=thought_frame(thought, model.tokens))
+            grammar = replace(grammar, frame=self._calls(asked, "answer", f"{param} together with tools", param))
+        elif grammar is not None and (thought is not None or headed):
+            frame = answer_frame(thought, model.tokens, channel if headed else None, begun=begun)
+            grammar = replace(grammar, frame=frame)
         elif shows and any(tool.strict for tool in self.policy.tools):
-            grammar = Grammar(kind="calls", source=self._calls(model, thought, "text", "strict tools", "tools"))
+            grammar = Grammar(kind="calls", source=self._calls(asked, "text", "strict tools", "tools"))
         if grammar is None or marks is None or not begun or grammar.begins_after:
             return grammar
         return replace(grammar, begins_after=marks.close)
 
-    def _calls(
-        self, model: ChatModel, thought: tuple[str, str] | None, beside: Beside, capability: str, param: str
-    ) -> str:
+    def _calls(self, asked: _Asked, beside: Beside, capability: str, param: str) -> str:
+        model = asked.model
         if model.calls is None:
             raise CapabilityUnavailable(
                 capability, "this model writes calls in a way that no grammar is made of", param=param
             )
-        return model.calls.source(self.policy, model.tokens, thought, beside=beside, param=param)
+        return model.calls.source(
+            self.policy, model.tokens, asked.thought, beside=beside, begun=asked.begun, param=param
+        )
 
     def reading(self, model: ChatModel, prompt_text: str, *, continues: bool = False) -> AnswerReading | None:
         """How the answer to a prompt is to be read; None: all of it is text.

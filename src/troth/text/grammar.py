@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,12 +21,15 @@ from troth.errors import RequestError
 from troth.text.grammar_lark import choice_lark, read_lark
 from troth.text.grammar_schema import AnswerSchema, read_schema
 from troth.text.grammar_session import GrammarSession, TokenVocabulary
+from troth.text.object_cache import BoundedObjects
 
 JSON_SPACE: Final = r" |\r?\n[ \t]{0,32}"
 """White space between the parts of JSON: one space, or one line end with its indentation. A model cannot dawdle."""
 COMPILE_TIMEOUT_S: Final = 10.0
 MAX_CACHED: Final = 64
-"""Compiled grammars kept; one takes a few hundred kilobytes."""
+"""Compiled grammars kept."""
+GRAMMAR_BYTES: Final = 256 << 10
+"""What one counts for: a few hundred kilobytes, which the compiler does not tell."""
 _STACK_BYTES: Final = 256 << 20
 """Address space, hardly touched. The compiler recurses: 10,000 chained references overflow the usual 8 MiB."""
 
@@ -87,13 +89,12 @@ class GrammarCompiler:
     def __init__(self, tokenizer: GrammarTokens, vocab_size: int) -> None:
         self._tokens = tokenizer
         self._vocab_size = vocab_size
-        self._lock = threading.Lock()
-        self._compiled: OrderedDict[tuple[Any, ...], CompiledGrammar] = OrderedDict()
+        self._compiled = BoundedObjects(MAX_CACHED * GRAMMAR_BYTES)
         self._vocabulary: TokenVocabulary | None = None
         self._vocabulary_lock = threading.Lock()
 
     def compile(self, grammar: Grammar, *, continues_text: bool = False, param: str = "grammar") -> CompiledGrammar:
-        """Compile a grammar, or find it compiled.
+        """Compile a grammar, or find it compiled; those who ask for one at the same time wait for the first.
 
         Args:
             grammar: what to compile.
@@ -105,16 +106,12 @@ class GrammarCompiler:
         """
         takes_space = self._tokens.drops_first_space and not continues_text
         key = (grammar.kind, grammar.source, grammar.choices, grammar.strict, grammar.frame, takes_space)
-        with self._lock:
-            found = self._compiled.get(key)
-            if found is not None:
-                self._compiled.move_to_end(key)
-                return found
-        compiled = _in_a_roomy_thread(lambda: self._compile(grammar, takes_space, param), param)
-        with self._lock:
-            self._compiled[key] = compiled
-            while len(self._compiled) > MAX_CACHED:
-                self._compiled.popitem(last=False)
+
+        def make() -> tuple[CompiledGrammar, int]:
+            return _in_a_roomy_thread(lambda: self._compile(grammar, takes_space, param), param), GRAMMAR_BYTES
+
+        with self._compiled.take_or_make(key, make) as lease:
+            compiled: CompiledGrammar = lease.value
         return compiled
 
     def _compile(self, grammar: Grammar, takes_space: bool, param: str) -> CompiledGrammar:

@@ -20,6 +20,10 @@ MAX_NODES: Final = 10_000
 MAX_DEPTH: Final = 64
 MAX_PROPERTIES: Final = 2_000
 """Of all objects together: 2,000 optional ones of one object compile in 0.8 s, and the time grows as their square."""
+MAX_OPTIONAL: Final = 480
+"""Of the properties of one object those that may be left out: each is four of the 2,000 ways on that the compiler
+follows at once, and one more than it follows ends the answer where the object begins.
+"""
 MAX_DIVISOR: Final = 10_000
 """Least common multiple of every multipleOf, without their decimal places: one of a million compiles in 15 s."""
 MAX_TRIALS: Final = 200
@@ -138,11 +142,20 @@ class _Reader:
             return schema
         if not isinstance(schema, dict):
             raise self.refusal("must be a schema, an object or a boolean", pointer)
+        self._count_optional(schema, pointer)
         return {
             keyword: self._read_value(keyword, value, f"{pointer}/{_escaped(keyword)}", depth)
             for keyword, value in schema.items()
             if self._keeps(keyword, value, f"{pointer}/{_escaped(keyword)}")
         }
+
+    def _count_optional(self, schema: dict[str, Any], pointer: str) -> None:
+        properties, required = schema.get("properties"), schema.get("required")
+        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        if isinstance(properties, dict) and len(properties.keys() - names) > MAX_OPTIONAL:
+            raise self.refusal(
+                f"has more than {MAX_OPTIONAL} properties of one object that may be left out; require some", pointer
+            )
 
     def _keeps(self, keyword: str, value: Any, pointer: str) -> bool:
         """Whether a keyword stays in the schema. Raises RequestError where it must and cannot."""

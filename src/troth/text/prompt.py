@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Final
 
+from troth.contracts.object_cache import ObjectCache
 from troth.errors import CapabilityUnavailable, ContextExceeded, RequestError
 from troth.text.chat_renderer import ChatRenderer
 from troth.text.chat_template import ChatTemplate
 from troth.text.control_text import ControlGuard, without_marks
 from troth.text.messages import normalise_messages
+from troth.text.object_cache import BoundedObjects
+from troth.text.token_beginnings import TokenBeginnings
 from troth.text.tokenizer import Tokenizer
 from troth.text.volatile_header import without_volatile_values
 
+OBJECT_BYTES: Final = 16 << 20
+"""Of token ids that are kept: some four million, of which a long conversation has a few ten thousand."""
 # Stands at the end of a message that is to be continued, so that the render can be cut there. Private-use characters:
 # no template looks for them and no client has reason to send them.
 _CUT: Final = "\ue0c7\ue0a9\ue0c7"
@@ -49,8 +53,11 @@ class PromptBuilder:
         *,
         context_tokens: int,
         steady_headers: bool = True,
+        objects: ObjectCache | None = None,
     ) -> None:
         """``template`` alone is read in the form most take; a renderer knows the model's own.
+
+        ``objects``: where token ids of beginnings are kept; None: in a cache of its own.
 
         ``steady_headers``: whether values that change with each request are evened out (``volatile_header.py``).
         """
@@ -59,8 +66,7 @@ class PromptBuilder:
         self._guard = ControlGuard(tokenizer.control_texts if template is not None else ())
         self._context_tokens = context_tokens
         self._steady_headers = steady_headers
-        # Conversations with one system prompt come in numbers, and it may be most of each.
-        self._encode_opening = lru_cache(maxsize=8)(lambda text: self._encode(text, "").ids if text else ())
+        self._beginnings = TokenBeginnings(tokenizer, objects or BoundedObjects(OBJECT_BYTES))
 
     def chat(
         self,
@@ -99,8 +105,8 @@ class PromptBuilder:
             text = self._template.render(normal, tools=tools, variables=variables)
             history = normal
         prompt = self._encode(text, self._render_history(self._template, history, tools, variables))
-        opening = self._encode_opening(self._render_opening(self._template, normal, tools, variables))
-        num_shared = _num_common(opening, prompt.ids)
+        opening = self._render_opening(self._template, normal, tools, variables)
+        num_shared = _num_common(self._encode(opening, "").ids, prompt.ids) if opening else 0
         return replace(prompt, continues_text=continue_final, checkpoint_positions=(num_shared,) if num_shared else ())
 
     def completion(self, text: str) -> Prompt:
@@ -211,11 +217,11 @@ class PromptBuilder:
         """Encode a rendered chat, of which ``before`` is the part without the opening of the assistant's turn."""
         tokenizer = self._tokenizer
         self._require_room([text], "messages")
-        ids, boundary = tokenizer.encode_guarded(text, len(before))
+        ids, boundary = self._beginnings.encode(text, len(before))
         if not before or not text.startswith(before):
             boundary = None
         elif boundary is None:
-            own, _ = tokenizer.encode_guarded(before, len(before))
+            own, _ = self._beginnings.encode(before, len(before))
             boundary = len(own) if len(own) < len(ids) and ids[: len(own)] == own else None
         bos = tokenizer.bos_id
         if tokenizer.add_bos and bos is not None and ids[:1] != [bos]:

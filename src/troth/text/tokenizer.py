@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -129,18 +129,14 @@ class Tokenizer:
         by itself can tell. Where one does, it can be read off, because text is cut at added tokens before anything
         else happens to it, and a cut at the end of the left part cannot change which of them match before it.
         """
-        require_unicode(text, param)
-        encoding = _encoded(self._encoder, text, False, param)
-        ids = list(encoding.ids)
-        index = encoding.char_to_token(cut)
-        if index is None:
-            return ids, None
-        span = encoding.token_to_chars(index)
-        exact = ids[index] in self._cut_ids and span is not None and span[0] == cut
-        return ids, index if exact else None
+        ids, (index,) = self._encode_cut(text, (cut,), param)
+        return ids, index
 
-    def encode_guarded(self, text: str, cut: int, *, param: str = "messages") -> tuple[list[int], int | None]:
-        """As ``encode_split``, of a text with marks (``control_text.py``): no control token is read where one is.
+    def encode_guarded(
+        self, text: str, cuts: Sequence[int], *, param: str = "messages"
+    ) -> tuple[list[int], list[int | None]]:
+        """As ``encode_split``, at several cuts of a text with marks (``control_text.py``): no control token is read
+        where one is.
 
         The text between two control tokens is encoded without regard to what it spells when there is a mark in it.
 
@@ -148,23 +144,49 @@ class Tokenizer:
             RequestError: half a surrogate pair, or a control token that this vocabulary spells as itself.
         """
         if MARKS.search(text) is None:
-            return self.encode_split(text, cut, param=param)
+            return self._encode_cut(text, cuts, param)
         require_unicode(text, param)
         encoding = _encoded(self._encoder, text, False, param)
         ids: list[int] = []
         gap: list[int] = []
-        boundary, start = None, 0
+        indexes: dict[int, int | None] = dict.fromkeys(cuts)
+        start = 0
         for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id not in self._control_ids:
                 gap.append(token_id)
                 continue
             ids += self._unguarded(text[start:first], gap, at_start=start == 0, param=param)
-            if first == cut and token_id in self._cut_ids:
-                boundary = len(ids)
+            if first in indexes and token_id in self._cut_ids:
+                indexes[first] = len(ids)
             ids.append(token_id)
             gap, start = [], last
         ids += self._unguarded(text[start:], gap, at_start=start == 0, param=param)
-        return ids, boundary
+        return ids, [indexes[cut] for cut in cuts]
+
+    @cached_property
+    def cut_texts(self) -> dict[int, str]:
+        """Control tokens at which a text can be cut, and how they are spelled: what stands from one on is encoded as if
+        it stood alone.
+        """
+        named = {token_id: self._named(token_id) for token_id in self._cut_ids & self._control_ids}
+        return {token_id: text for token_id, text in named.items() if text}
+
+    @cached_property
+    def longest_added(self) -> int:
+        """Characters of the longest token that is matched in a text before anything else happens to it."""
+        return max((len(token.content) for token in self._encoder.get_added_tokens_decoder().values()), default=0)
+
+    def _encode_cut(self, text: str, cuts: Sequence[int], param: str) -> tuple[list[int], list[int | None]]:
+        require_unicode(text, param)
+        encoding = _encoded(self._encoder, text, False, param)
+        ids = list(encoding.ids)
+        indexes: list[int | None] = []
+        for cut in cuts:
+            index = encoding.char_to_token(cut)
+            span = None if index is None else encoding.token_to_chars(index)
+            exact = index is not None and ids[index] in self._cut_ids and span is not None and span[0] == cut
+            indexes.append(index if exact else None)
+        return ids, indexes
 
     def _unguarded(self, text: str, ids: list[int], *, at_start: bool, param: str) -> list[int]:
         """The ids of what stands between two control tokens; ``ids`` themselves when nothing there is marked."""

@@ -21,9 +21,13 @@ from troth.text.tool_formats.unit import Proposal
 from troth.text.tool_schema import ToolSchema
 
 MAX_TOOLS: Final = 256
+MAX_PARTS: Final = 16_384
+"""Of the schemas of all tools together: some two seconds of reading."""
 MAX_CALLS: Final = 64
 MAX_ARGUMENT_CHARACTERS: Final = 2**20
 MAX_ID_CHARACTERS: Final = 256
+_MAX_KEPT_CHARACTERS: Final = 2**16
+"""Of a schema that is kept compiled, with ten times its bytes: 1,024 of any size would be a gigabyte."""
 
 
 class ToolSet:
@@ -34,6 +38,7 @@ class ToolSet:
         if len(tools) > MAX_TOOLS:
             raise RequestError(f"{len(tools)} tools; {MAX_TOOLS} are allowed", param="tools")
         self._schemas: dict[str, ToolSchema] = {}
+        num_parts = 0
         for place, tool in enumerate(tools):
             if not tool.name:
                 raise RequestError("a tool needs a name", param=f"tools[{place}].name")
@@ -41,7 +46,10 @@ class ToolSet:
                 raise RequestError(f"two tools are called {tool.name!r}", param=f"tools[{place}].name")
             schema = True if tool.parameters is None else tool.parameters
             param = f"tools[{place}].parameters"
-            self._schemas[tool.name] = _compiled(schema, param, strict_keywords)
+            compiled = self._schemas[tool.name] = _compiled(schema, param, strict_keywords)
+            num_parts += compiled.num_parts
+            if num_parts > MAX_PARTS:
+                raise RequestError(f"the schemas of the tools have more than {MAX_PARTS} parts together", param="tools")
 
     def __contains__(self, name: object) -> bool:
         return name in self._schemas
@@ -88,6 +96,8 @@ def _compiled(schema: Any, param: str, strict_keywords: bool) -> ToolSchema:
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError):
+        return ToolSchema(schema, param=param, strict_keywords=strict_keywords)
+    if len(text) > _MAX_KEPT_CHARACTERS:
         return ToolSchema(schema, param=param, strict_keywords=strict_keywords)
     return _from_text(text, param, strict_keywords)
 

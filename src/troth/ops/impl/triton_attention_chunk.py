@@ -36,7 +36,9 @@ def _row_of_tile(query_start: tl.tensor, num_rows: tl.tensor, tile: tl.tensor, M
     return row, token, tile - token // M - row
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(
+    do_not_specialize=["num_rows", "window"], do_not_specialize_on_alignment=["tables", "query_start", "context_len"]
+)
 def _attend_chunks(
     q: tl.tensor,
     k_cache: tl.tensor,

@@ -26,7 +26,7 @@ MOST_HEAD: Final = 128
 HEAD_MULTIPLE: Final = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"], do_not_specialize_on_alignment=["table"])
 def _gather(
     k_cache: tl.tensor,
     v_cache: tl.tensor,

@@ -64,7 +64,7 @@ def summed_token(
     tl.store(y + n, total.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def tiled_tokens(
     x: tl.tensor,
     w: tl.tensor,

@@ -26,7 +26,7 @@ SINGLE_TOKENS: Final = 64
 """Up to so many tokens each has programs of its own: decode steps, whose tokens lie in different blocks."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rotary_kv_write(
     qkv: tl.tensor,
     positions: tl.tensor,

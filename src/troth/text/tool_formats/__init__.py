@@ -7,16 +7,17 @@ Read next: ``format.py`` (the table), ``json_calls.py`` (the commonest body), ``
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from troth.text.tool_formats import element_calls
 from troth.text.tool_formats.argument_pairs import ArgumentPairs
+from troth.text.tool_formats.deepseek import STEP, read_step
 from troth.text.tool_formats.deepseek import read as read_deepseek
-from troth.text.tool_formats.deepseek import read_step
 from troth.text.tool_formats.format import ToolFormat
 from troth.text.tool_formats.gemma_calls import GemmaCalls
 from troth.text.tool_formats.json_calls import JsonCalls
 from troth.text.tool_formats.named_json import NamedJson
+from troth.text.tool_formats.notation import KIND
 from troth.text.tool_formats.python_calls import PythonCalls
 from troth.text.tool_formats.tagged import Tagged
 from troth.text.tool_formats.xml_calls import XmlCalls
@@ -38,7 +39,20 @@ _FUNCTION_TAGS: Final = XmlCalls(
 )
 
 
-def _invoke_tags(prefix: str, *, string_attribute: str = "") -> XmlCalls:
+_PAIRS: Final = ArgumentPairs()
+_LONGCAT_PAIRS: Final = ArgumentPairs(
+    key=("<longcat_arg_key>", "</longcat_arg_key>"),
+    value=("<longcat_arg_value>", "</longcat_arg_value>"),
+    close="</longcat_tool_call>",
+)
+
+
+def _spelled(body: XmlCalls | ArgumentPairs | GemmaCalls | PythonCalls, **table: Any) -> ToolFormat:
+    """A format whose body says by itself how its calls are written."""
+    return ToolFormat(body=body, notation=body.notation, **table)
+
+
+def _invoke_tags(prefix: str, *, string_attribute: str = "", other_attribute: str = "") -> XmlCalls:
     """``<PREFIXinvoke name="f"><PREFIXparameter name="k">``."""
     return XmlCalls(
         call_open=(f"<{prefix}invoke name=",),
@@ -46,13 +60,14 @@ def _invoke_tags(prefix: str, *, string_attribute: str = "") -> XmlCalls:
         argument_open=(f"<{prefix}parameter name=",),
         argument_close=f"</{prefix}parameter>",
         string_attribute=string_attribute,
+        other_attribute=other_attribute,
     )
 
 
 def _dsml(section: str) -> ToolFormat:
     """DeepSeek V3.2 and V4 differ in the name of the wrapper alone."""
-    tags = _invoke_tags("｜DSML｜", string_attribute='string="true"')
-    return ToolFormat(
+    tags = _invoke_tags("｜DSML｜", string_attribute='string="true"', other_attribute='string="false"')
+    return _spelled(
         name=f"dsml_{section}",
         sections=(f"<｜DSML｜{section}>",),
         opens=tags.call_open,
@@ -72,50 +87,52 @@ _ALL: Final = (
         name="function_tags",
         opens=("<tool_call>", "<function="),
         body=Tagged(close="</tool_call>", objects=_OBJECTS, tags=_FUNCTION_TAGS),
+        notation=_FUNCTION_TAGS.notation,
         section_ends=("</tool_call>",),
         resumes=("</tool_call>", "</function>"),
     ),
     ToolFormat(
         name="argument_pairs",
         opens=("<tool_call>",),
-        body=Tagged(close="</tool_call>", objects=_OBJECTS, tags=_FUNCTION_TAGS, pairs=ArgumentPairs()),
+        body=Tagged(close="</tool_call>", objects=_OBJECTS, tags=_FUNCTION_TAGS, pairs=_PAIRS),
+        notation=_PAIRS.notation,
         inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         resumes=("</tool_call>",),
     ),
-    ToolFormat(
+    _spelled(
         name="gemma4",
         opens=("<|tool_call>",),
-        body=GemmaCalls(quote='<|"|>'),
+        body=GemmaCalls(quote='<|"|>', sorted_keys=True),
         inner=('<|"|>',),
         closes=("<tool_call|>",),
     ),
-    ToolFormat(
+    _spelled(
         name="functiongemma",
         opens=("<start_function_call>",),
-        body=GemmaCalls(quote="<escape>"),
+        body=GemmaCalls(quote="<escape>", quoted_values=True),
         inner=("<escape>",),
         closes=("<end_function_call>",),
     ),
-    ToolFormat(
+    _spelled(
         name="lfm2",
         opens=("<|tool_call_start|>",),
         body=PythonCalls(),
         closes=("<|tool_call_end|>",),
         section_ends=("<|tool_call_end|>",),
     ),
-    ToolFormat(
+    _spelled(
         name="minicpm3",
         opens=("<|tool_call_start|>",),
         body=PythonCalls(lines=True, fence=("```python", "```")),
         closes=("<|tool_call_end|>",),
     ),
-    ToolFormat(
+    _spelled(
         name="olmo3",
         opens=("<function_calls>",),
         body=PythonCalls(lines=True),
         closes=("</function_calls>",),
     ),
-    ToolFormat(
+    _spelled(
         name="pythonic",
         opens=("<|python_start|>",),
         body=PythonCalls(brackets_required=True),
@@ -143,7 +160,7 @@ _ALL: Final = (
         closes=("<|tool_call_end|>",),
         section_ends=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
     ),
-    ToolFormat(
+    _spelled(
         name="kimi_k3",
         sections=("<|open|>tools<|sep|>",),
         opens=("<|open|>call tool=",),
@@ -154,6 +171,8 @@ _ALL: Final = (
             argument_close="<|close|>argument<|sep|>",
             tag_end="<|sep|>",
             string_attribute='type="string"',
+            other_attribute=f'type="{KIND}"',
+            number_attribute="index",
         ),
         inner=("<|close|>argument<|sep|>", "<|close|>call<|sep|>"),
         section_ends=("<|close|>tools<|sep|>",),
@@ -176,7 +195,7 @@ _ALL: Final = (
         inner=("[ARGS]", "[CALL_ID]"),
         id_style="nine",
     ),
-    ToolFormat(
+    _spelled(
         name="minimax_m2",
         sections=("<minimax:tool_call>",),
         opens=("<invoke name=",),
@@ -188,6 +207,7 @@ _ALL: Final = (
         sections=(f"{element_calls.MARK}<tool_call>",),
         opens=(element_calls.CALL_OPEN,),
         body=element_calls.read,
+        notation=element_calls.NOTATION,
         section_ends=(f"{element_calls.MARK}</tool_call>",),
     ),
     ToolFormat(
@@ -202,7 +222,7 @@ _ALL: Final = (
         body=JsonCalls(spaced=True),
         closes=("</tool_calls>",),
     ),
-    ToolFormat(
+    _spelled(
         name="minicpm5",
         opens=("<function name=", "<functionĠname=", "<functionname="),
         body=XmlCalls(
@@ -214,19 +234,19 @@ _ALL: Final = (
         ),
         resumes=("</function>",),
     ),
-    ToolFormat(
+    _spelled(
         name="seed",
         opens=("<seed:tool_call>",),
         body=_FUNCTION_TAGS,
         closes=("</seed:tool_call>",),
     ),
-    ToolFormat(
+    _spelled(
         name="zaya",
         opens=("<zyphra_tool_call>",),
         body=_FUNCTION_TAGS,
         closes=("</zyphra_tool_call>",),
     ),
-    ToolFormat(
+    _spelled(
         name="atem",
         sections=("<atem:function_calls>",),
         opens=("<atem:invoke name=",),
@@ -238,11 +258,12 @@ _ALL: Final = (
         sections=("<｜tool_calls_begin｜>",),
         opens=("<｜tool_call_begin｜>",),
         body=read_step,
+        notation=STEP.notation,
         inner=("<｜tool_sep｜>",),
         closes=("<｜tool_call_end｜>",),
         section_ends=("<｜tool_calls_end｜>",),
     ),
-    ToolFormat(
+    _spelled(
         name="hunyuan",
         sections=("<tool_calls>", "<tool_calls:opensource>"),
         opens=("<tool_call>",),
@@ -254,15 +275,8 @@ _ALL: Final = (
     ToolFormat(
         name="longcat",
         opens=("<longcat_tool_call>",),
-        body=Tagged(
-            close="</longcat_tool_call>",
-            objects=_OBJECTS,
-            pairs=ArgumentPairs(
-                key=("<longcat_arg_key>", "</longcat_arg_key>"),
-                value=("<longcat_arg_value>", "</longcat_arg_value>"),
-                close="</longcat_tool_call>",
-            ),
-        ),
+        body=Tagged(close="</longcat_tool_call>", objects=_OBJECTS, pairs=_LONGCAT_PAIRS),
+        notation=_LONGCAT_PAIRS.notation,
         resumes=("</longcat_tool_call>",),
     ),
     ToolFormat(
@@ -324,7 +338,7 @@ _ALL: Final = (
         body=NamedJson(after_name=("(",)),
         closes=(")]",),
     ),
-    ToolFormat(
+    _spelled(
         name="tool_code",
         opens=("```tool_code\n",),
         soft=("```tool_code\n",),

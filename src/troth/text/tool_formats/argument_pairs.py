@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from troth.text.tool_formats.notation import ArgumentNotation
 from troth.text.tool_formats.reader import Reader, Steps
 from troth.text.tool_formats.unit import MAX_KEY_CHARACTERS, ArgumentWriter, Unit
 
@@ -28,6 +29,22 @@ class ArgumentPairs:
     json_values: bool = False
     """Strings too are written as JSON."""
     close: str = "</tool_call>"
+
+    @property
+    def notation(self) -> ArgumentNotation:
+        """How a call is written behind its name."""
+        between = f"{self.key[1]}\n{self.value[0]}"
+        return ArgumentNotation(
+            names=r"[^\s<>{}\[\]\"'`\\]+",
+            keys=r"[^\s<>\\]+( [^\s<>\\]+)*",
+            open=f"{self.separator}\n",
+            before_key=self.key[0],
+            before_value=between,
+            before_text=None if self.json_values else between,
+            end=self.value[1],
+            behind="\n",
+            close=self.close,
+        )
 
     def __call__(self, reader: Reader, unit: Unit, opener: str) -> Steps[None]:
         """Read one unit."""

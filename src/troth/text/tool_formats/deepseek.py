@@ -40,7 +40,7 @@ def read(reader: Reader, unit: Unit, opener: str) -> Steps[None]:
         yield from reader.expect("```")
 
 
-_STEP: Final = XmlCalls(
+STEP: Final = XmlCalls(
     call_open=("<steptml:invoke name=",),
     call_close="</steptml:invoke>",
     argument_open=("<steptml:parameter name=",),
@@ -53,4 +53,4 @@ def read_step(reader: Reader, unit: Unit, opener: str) -> Steps[None]:
     yield from reader.space()
     yield from reader.word(SEPARATORS, MAX_NAME_CHARACTERS)
     yield from reader.expect(*SEPARATORS)
-    yield from _STEP(reader, unit, "")
+    yield from STEP(reader, unit, "")

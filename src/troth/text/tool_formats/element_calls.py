@@ -13,6 +13,7 @@ from typing import Final
 
 from troth.text.tool_formats.coercion import ITEM, escaped, json_text
 from troth.text.tool_formats.json_scan import MAX_DEPTH
+from troth.text.tool_formats.notation import KEY, ArgumentNotation
 from troth.text.tool_formats.reader import Malformed, Reader, Steps
 from troth.text.tool_formats.unit import MAX_KEY_CHARACTERS, ArgumentWriter, Unit
 
@@ -21,6 +22,19 @@ CALL_OPEN: Final = f"{MARK}<invoke name="
 CALL_CLOSE: Final = f"{MARK}</invoke>"
 _OPEN: Final = f"{MARK}<"
 _CLOSE: Final = f"{MARK}</"
+NOTATION: Final = ArgumentNotation(
+    names=r"[^\s<>\"'=\\|]+",
+    keys=r"[^<>\s\"'/\\]+",
+    open='">\n',
+    before_key=_OPEN,
+    before_value=">",
+    before_text=">",
+    end=_OPEN,
+    behind=f"/{KEY}>\n",
+    close=CALL_CLOSE,
+    nests=True,
+)
+"""How a call is written behind its name. Objects and arrays are read as JSON too."""
 _TAG: Final = re.compile(r"[^<>\s\"']")
 
 

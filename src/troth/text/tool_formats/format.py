@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from troth.text.tool_formats.notation import ArgumentNotation
 from troth.text.tool_formats.reader import Reader, Steps
 from troth.text.tool_formats.unit import Unit
 
@@ -43,6 +44,8 @@ class ToolFormat:
     """Markers inside a call; where a vocabulary has control tokens for them, they mean something here."""
     frames: tuple[str, ...] = ()
     """Markers around visible text that are not part of it."""
+    notation: ArgumentNotation | None = None
+    """How a call is written behind its name, where it is not a JSON object: what grammars of calls are made of."""
     id_style: Literal["call", "nine"] = "call"
     """Ids made for calls that have none: ``call_`` and 24 hex digits, or nine letters and digits (Mistral)."""
 

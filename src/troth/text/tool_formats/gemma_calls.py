@@ -12,12 +12,14 @@ from typing import Final
 
 from troth.text.tool_formats.coercion import ANY, Types, escaped, json_text
 from troth.text.tool_formats.json_scan import MAX_DEPTH
+from troth.text.tool_formats.notation import ArgumentNotation, Literals, Quote
 from troth.text.tool_formats.python_calls import string
 from troth.text.tool_formats.reader import Malformed, Reader, Steps
 from troth.text.tool_formats.unit import MAX_KEY_CHARACTERS, ArgumentWriter, Unit
 
 _NAME: Final = re.compile(r"[^\s{}\[\]<>()\"',]")
 _KEY: Final = re.compile(r"[^\s:{}\[\]<>()\"',]")
+_WRITTEN_KEY: Final = r"[^\s:{}\[\]<>()\"',\\]+"
 _BARE: Final = re.compile(r"[^,{}\[\]<>\"']")
 _MAX_NAME_CHARACTERS: Final = 256
 
@@ -27,6 +29,28 @@ class GemmaCalls:
     """``quote`` both opens and closes a text."""
 
     quote: str
+    quoted_values: bool = False
+    """Values that are no texts are written between the quotes too (FunctionGemma)."""
+    sorted_keys: bool = False
+    """Keys come in alphabetical order (Gemma 4)."""
+
+    @property
+    def notation(self) -> ArgumentNotation:
+        """How a call is written behind its name."""
+        return ArgumentNotation(
+            names=r"[^\s{}\[\]<>()\"',\\]+",
+            keys=_WRITTEN_KEY,
+            open="{",
+            before_key="",
+            before_value=":",
+            before_text=None,
+            separator=",",
+            close="}",
+            literals=Literals(
+                quotes=(Quote(mark=self.quote),), bare_keys=_WRITTEN_KEY, space=False, sorted_keys=self.sorted_keys
+            ),
+            quoted_values=self.quoted_values,
+        )
 
     def __call__(self, reader: Reader, unit: Unit, opener: str) -> Steps[None]:
         """Read one unit."""
@@ -74,6 +98,12 @@ class GemmaCalls:
         elif first == "[":
             yield from self._items(reader, unit, depth)
         elif (yield from reader.literal((self.quote,))):
+            if self.quoted_values and "string" not in types:
+                parts: list[str] = []
+                if not (yield from reader.until((self.quote,), parts.append)):
+                    raise reader.fault("expected the end of a value")
+                unit.arguments(json_text("".join(parts), types))
+                return
             unit.arguments('"')
             if not (yield from reader.until((self.quote,), lambda text: unit.arguments(escaped(text)))):
                 raise reader.fault("expected the end of a text")

@@ -13,10 +13,12 @@ from typing import Final
 
 from troth.text.tool_formats.coercion import escaped
 from troth.text.tool_formats.json_scan import MAX_DEPTH
+from troth.text.tool_formats.notation import PYTHON_LITERALS, ArgumentNotation
 from troth.text.tool_formats.reader import Malformed, Reader, Steps
 from troth.text.tool_formats.unit import ArgumentWriter, Unit
 
 _NAME: Final = re.compile(r"[\w.\-:/]")
+_WRITTEN: Final = r"[A-Za-z0-9_.\-:/]+"
 _WORD: Final = re.compile(r"[\w.+\-]")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORDS: Final = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
@@ -37,6 +39,21 @@ class PythonCalls:
     """Calls without brackets may follow each other on lines."""
     fence: tuple[str, str] = ("", "")
     """What stands before the first call and behind the last."""
+
+    @property
+    def notation(self) -> ArgumentNotation:
+        """How a call is written behind its name."""
+        return ArgumentNotation(
+            names=_WRITTEN,
+            keys=_WRITTEN,
+            open="(",
+            before_key="",
+            before_value="=",
+            before_text=None,
+            separator=", ",
+            close=")",
+            literals=PYTHON_LITERALS,
+        )
 
     def __call__(self, reader: Reader, unit: Unit, opener: str) -> Steps[None]:
         """Read one unit."""

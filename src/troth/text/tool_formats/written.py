@@ -1,7 +1,7 @@
 """Writes past calls in a wire format, for templates that declare tools and write no calls: they stand in the content.
 
-Only formats that such templates were seen to teach are here; what is written is what the format reads back. Knows no
-template. Read next: ``message_form.py`` (puts it into messages), ``probe_tools.py`` (proves that it arrives).
+What is written is what the format reads back, save a text that holds the mark which ends it. Knows no template. Read
+next: ``message_form.py`` (puts it into messages), ``probe_tools.py`` (proves that it arrives).
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from troth.contracts.tools import CallForm
+from troth.text.tool_formats import FORMATS, element_calls
+from troth.text.tool_formats.coercion import type_names
+from troth.text.tool_formats.notation import INDEX, KEY, KIND, ArgumentNotation
 
 Written = tuple[str, Any]
 """Name and arguments of a past call; arguments that are no object are its text."""
@@ -41,49 +44,140 @@ def _each(before: str, after: str, between: str = "\n") -> Callable[..., str]:
     return lambda calls: between.join(f"{before}{_object(call)}{after}" for call in calls)
 
 
-def _python(before: str, after: str) -> Callable[..., str]:
-    return lambda calls: f"{before}[{', '.join(map(_python_call, calls))}]{after}"
+def _named(before: str, between: str, after: str = "", section: tuple[str, str] = ("", "")) -> Callable[..., str]:
+    """Names in the open, each with its object."""
 
-
-def _python_call(call: Written) -> str:
-    name, arguments = call
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in _members(arguments))})"
-
-
-def _members(arguments: Any) -> list[tuple[str, Any]]:
-    return list(arguments.items()) if isinstance(arguments, Mapping) else [("arguments", arguments)]
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _pairs(calls: Sequence[Written]) -> str:
-    def one(call: Written) -> str:
-        pairs = (
-            f"<arg_key>{key}</arg_key>\n<arg_value>{_as_text(value)}</arg_value>\n" for key, value in _members(call[1])
+    def write(calls: Sequence[Written]) -> str:
+        parts = (
+            f"{before}{name}{between}{json.dumps(arguments, ensure_ascii=False)}{after}".replace(INDEX, str(place))
+            for place, (name, arguments) in enumerate(calls)
         )
-        return f"<tool_call>{call[0]}\n{''.join(pairs)}</tool_call>"
+        return f"{section[0]}{''.join(parts)}{section[1]}"
 
-    return "\n".join(map(one, calls))
+    return write
 
 
-def _tags(calls: Sequence[Written]) -> str:
-    def one(call: Written) -> str:
-        tags = (f"<parameter={key}>\n{_as_text(value)}\n</parameter>\n" for key, value in _members(call[1]))
-        return f"<tool_call>\n<function={call[0]}>\n{''.join(tags)}</function>\n</tool_call>"
+def _notated(
+    name: str, before: str, after: str = "", between: str = "", section: tuple[str, str] = ("", "")
+) -> Callable[..., str]:
+    """Calls in the notation of a format.
 
-    return "\n".join(map(one, calls))
+    Args:
+        name: Of the format.
+        before: The words before a call's name.
+        after: The words behind a call.
+        between: Two calls.
+        section: Around all of them.
+    """
+    notation = FORMATS[name].notation
+    assert notation is not None, name
 
+    def write(calls: Sequence[Written]) -> str:
+        parts = (f"{before}{_call(notation, call, place)}{after}" for place, call in enumerate(calls, 1))
+        return f"{section[0]}{between.join(parts)}{section[1]}"
+
+    return write
+
+
+def _call(notation: ArgumentNotation, call: Written, place: int) -> str:
+    name, arguments = call
+    members = arguments.items() if isinstance(arguments, Mapping) else [("arguments", arguments)]
+    written = notation.separator.join(_argument(notation, key, value) for key, value in members)
+    return f"{name}{notation.open.replace(INDEX, str(place))}{written}{notation.close}"
+
+
+def _argument(notation: ArgumentNotation, key: str, value: Any) -> str:
+    if isinstance(value, str) and notation.before_text is not None:
+        before, text = notation.before_text, value
+    else:
+        kind = next(iter(sorted(type_names(value), reverse=True)))
+        ways = notation.literals.written(value) or [json.dumps(value, ensure_ascii=False)]
+        before, text = notation.before_value.replace(KIND, kind), ways[0]
+    pad = "\n" if notation.padded else ""
+    return f"{notation.before_key}{key}{before}{pad}{text}{pad}{notation.end}{notation.behind.replace(KEY, key)}"
+
+
+_DSML: Final = '<｜DSML｜invoke name="'
+_NS: Final = element_calls.MARK
 
 WRITERS: Final[Mapping[str, Callable[[Sequence[Written]], str]]] = MappingProxyType(
     {
         "hermes": _each("<tool_call>\n", "\n</tool_call>"),
-        "function_tags": _tags,
-        "argument_pairs": _pairs,
+        "function_tags": _notated("function_tags", "<tool_call>\n<function=", "\n</tool_call>", "\n"),
+        "argument_pairs": _notated("argument_pairs", "<tool_call>", between="\n"),
+        "gemma4": _notated("gemma4", "<|tool_call>call:", "<tool_call|>"),
+        "functiongemma": _notated("functiongemma", "<start_function_call>call:", "<end_function_call>"),
+        "minicpm3": _notated(
+            "minicpm3",
+            "",
+            between="\n",
+            section=("<|tool_call_start|>\n```python\n", "\n```\n<|tool_call_end|>"),
+        ),
+        "olmo3": _notated("olmo3", "", between="\n", section=("<function_calls>", "</function_calls>")),
+        "tool_code": _notated("tool_code", "", between="\n", section=("```tool_code\n", "\n```")),
+        **{
+            f"dsml_{section}": _notated(
+                f"dsml_{section}", _DSML, "\n", section=(f"<｜DSML｜{section}>\n", f"</｜DSML｜{section}>")
+            )
+            for section in ("function_calls", "tool_calls")
+        },
+        "kimi_k3": _notated(
+            "kimi_k3",
+            '<|open|>call tool="',
+            section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        ),
+        "minimax_m2": _notated(
+            "minimax_m2", '<invoke name="', "\n", section=("<minimax:tool_call>\n", "</minimax:tool_call>")
+        ),
+        "minimax_m3": _notated(
+            "minimax_m3", f'{_NS}<invoke name="', "\n", section=(f"{_NS}<tool_call>\n", f"{_NS}</tool_call>")
+        ),
+        "minicpm5": _notated("minicpm5", '<function name="', between="\n"),
+        "seed": _notated("seed", "<seed:tool_call>\n<function=", "\n</seed:tool_call>", "\n"),
+        "zaya": _notated("zaya", "<zyphra_tool_call>\n<function=", "\n</zyphra_tool_call>", "\n"),
+        "atem": _notated(
+            "atem", '<atem:invoke name="', "\n", section=("<atem:function_calls>\n", "</atem:function_calls>")
+        ),
+        "step3": _notated(
+            "step3",
+            '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+            "<｜tool_call_end｜>",
+            section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+        ),
+        "hunyuan": _notated("hunyuan", "<tool_call>", section=("<tool_calls>", "</tool_calls>")),
+        "longcat": _notated("longcat", "<longcat_tool_call>", between="\n"),
+        "deepseek": _named(
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+            ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ),
+        "kimi_k2": _named(
+            "<|tool_call_begin|>functions.",
+            f":{INDEX}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        ),
+        "solar": _named(
+            f"<|tool_call:begin|>call{INDEX}<|tool_call:name|>",
+            "<|tool_call:args|>",
+            "<|tool_call:end|>",
+            ("<|tool_calls|>", "<|calls|>"),
+        ),
+        "mistral": _named("[TOOL_CALLS]", "[ARGS]"),
+        "qwen_brackets": _named("[Calling tool: ", "(", ")]"),
+        "minimax_m1": _each("<tool_calls>\n", "\n</tool_calls>"),
+        "llama3_json": lambda calls: (
+            "<|python_tag|>" + "; ".join(_object(call, ("name", "parameters")) for call in calls)
+        ),
+        "apertus": lambda calls: f"<|tools_prefix|>{json.dumps([dict([call]) for call in calls])}<|tools_suffix|>",
+        "internlm2": _each("<|action_start|><|plugin|>", "<|action_end|>"),
+        "granite_function_call": _each("<function_call> ", ""),
+        "gigachat": _each("<|function_call|>", ""),
+        "cohere": _array("<|START_ACTION|>", "<|END_ACTION|>", ("tool_name", "parameters")),
         "granite": _array("<|tool_call|>"),
-        "lfm2": _python("<|tool_call_start|>", "<|tool_call_end|>"),
-        "pythonic": _python("", ""),
+        "lfm2": _notated("lfm2", "", between=", ", section=("<|tool_call_start|>[", "]<|tool_call_end|>")),
+        "pythonic": _notated("pythonic", "", between=", ", section=("[", "]")),
         "json_list": _array(""),
         "functools": _array("functools"),
         "tool_calls_array": _array("<tool_calls>", "</tool_calls>"),

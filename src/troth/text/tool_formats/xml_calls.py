@@ -12,12 +12,14 @@ from typing import Final
 
 from troth.text.tool_formats.coercion import ANY, Types
 from troth.text.tool_formats.json_scan import json_value
+from troth.text.tool_formats.notation import INDEX, ArgumentNotation
 from troth.text.tool_formats.reader import Malformed, Reader, Steps
 from troth.text.tool_formats.unit import ArgumentWriter, Unit
 
 _DATA_OPEN: Final = "<![CDATA["
 _DATA_CLOSE: Final = "]]>"
 _MAX_TAG_CHARACTERS: Final = 512
+_WRITTEN: Final = r"[^\s<>\"'=\\|]+( [^\s<>\"'=\\|]+)*"
 _QUOTED: Final = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))(.*)""", re.DOTALL)
 
 
@@ -40,6 +42,31 @@ class XmlCalls:
     """A value may be wrapped in ``<![CDATA[..]]>``, and then holds anything but its end."""
     json_body: bool = False
     """A call may hold one JSON object instead of tags."""
+    number_attribute: str = ""
+    """An attribute of a call that counts the calls of an answer (Kimi K3)."""
+    other_attribute: str = ""
+    """The attribute of a value that is no text, where a text has ``string_attribute``."""
+
+    @property
+    def notation(self) -> ArgumentNotation:
+        """How a call is written behind its name."""
+        quote = '"' if self.quoted else ""
+        number = f' {self.number_attribute}="{INDEX}"' if self.number_attribute else ""
+        text, other = (f" {one}" if one else "" for one in (self.string_attribute, self.other_attribute))
+        return ArgumentNotation(
+            names=_WRITTEN,
+            keys=_WRITTEN,
+            open=f"{quote}{number}{self.tag_end}\n",
+            before_key=f"{self.argument_open[0]}{quote}",
+            before_value=f"{quote}{other}{self.tag_end}",
+            before_text=f"{quote}{text}{self.tag_end}",
+            end=self.argument_close,
+            behind="\n",
+            close=self.call_close,
+            padded=self.paired_newlines,
+            tells_texts=bool(self.string_attribute),
+            never_first=_DATA_OPEN if self.character_data else "",
+        )
 
     def __call__(self, reader: Reader, unit: Unit, opener: str) -> Steps[None]:
         """Read one unit."""

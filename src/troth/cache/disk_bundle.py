@@ -1,4 +1,4 @@
-"""One file of the disk tier: tensors of consecutive blocks, named after its own content.
+"""A bundle: tensors of consecutive blocks in one file of the disk tier, named after its own content.
 
 Refuses to know what is worth keeping (``disk_tier.py``). A file is safetensors; its name is the SHA-256 of its bytes,
 so that a damaged one betrays itself, and its header lists the blocks it holds, so that nothing else has to be believed.
@@ -18,24 +18,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from troth.cache.disk_names import SegmentKind
+from troth.cache.disk_names import BundleKind
 
 _FORMAT: Final = "troth-cache-1"
 SUFFIX: Final = ".safetensors"
+FILE: Final = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.safetensors", re.ASCII)
+"""The names of bundles. Other files may lie in the folder that somebody chose; they are nobody's to open or remove."""
 _NAME_BYTES: Final = 32
 _MAX_HEADER_BYTES: Final = 2**24
 _KIND: Final = re.compile(r"kv\d{1,3}|state", re.ASCII)
 
 
-class DamagedSegment(Exception):
+class DamagedBundle(Exception):
     """A file is missing, cut, changed, or not what its name says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Bundle:
     """What a file holds."""
 
-    kind: SegmentKind
+    kind: BundleKind
     namespace: str
     names: tuple[bytes, ...]
     """Of its blocks, in order; of a state, the one block it follows."""
@@ -48,7 +50,7 @@ class Segment:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
-def write_segment(segment: Segment, folder: Path, scratch: Path) -> tuple[str, int]:
+def write_bundle(bundle: Bundle, folder: Path, scratch: Path) -> tuple[str, int]:
     """Write a file under ``folder`` by way of ``scratch``, on the same disk: it appears whole or not at all.
 
     Returns:
@@ -57,9 +59,9 @@ def write_segment(segment: Segment, folder: Path, scratch: Path) -> tuple[str, i
     Raises:
         OSError: the disk is full or read-only.
     """
-    names = b"".join(segment.names).hex()
-    metadata = {"format": _FORMAT, "kind": segment.kind, "namespace": segment.namespace, "names": names}
-    content = save(segment.tensors, metadata)
+    names = b"".join(bundle.names).hex()
+    metadata = {"format": _FORMAT, "kind": bundle.kind, "namespace": bundle.namespace, "names": names}
+    content = save(bundle.tensors, metadata)
     digest = sha256(content).hexdigest()
     file = f"{digest[:2]}/{digest}{SUFFIX}"
     path, unfinished = folder / file, scratch / digest
@@ -73,51 +75,51 @@ def write_segment(segment: Segment, folder: Path, scratch: Path) -> tuple[str, i
     return file, len(content)
 
 
-def read_segment(folder: Path, file: str) -> Segment:
+def read_bundle(folder: Path, file: str) -> Bundle:
     """Read a file and prove that it is what was written.
 
     Raises:
-        DamagedSegment: it is not.
+        DamagedBundle: it is not.
     """
     try:
         content = (folder / file).read_bytes()
     except OSError as error:
-        raise DamagedSegment(f"{file}: {error}") from error
+        raise DamagedBundle(f"{file}: {error}") from error
     if sha256(content).hexdigest() != Path(file).stem:
-        raise DamagedSegment(f"{file}: its content has another digest than its name")
+        raise DamagedBundle(f"{file}: its content has another digest than its name")
     header = _metadata(content, file)
     try:
         tensors = load(content)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise DamagedSegment(f"{file}: its tensors cannot be read: {error}") from error
+        raise DamagedBundle(f"{file}: its tensors cannot be read: {error}") from error
     if any(tensor.shape[:1] != (len(header.names),) for tensor in tensors.values()):
-        raise DamagedSegment(f"{file}: its tensors are not of {len(header.names)} blocks")
-    return Segment(kind=header.kind, namespace=header.namespace, names=header.names, tensors=tensors)
+        raise DamagedBundle(f"{file}: its tensors are not of {len(header.names)} blocks")
+    return Bundle(kind=header.kind, namespace=header.namespace, names=header.names, tensors=tensors)
 
 
-def describe_segment(folder: Path, file: str) -> Segment:
+def describe_bundle(folder: Path, file: str) -> Bundle:
     """What a file says of itself, its tensors left out and its digest not checked.
 
     Raises:
-        DamagedSegment: it says nothing that can be read.
+        DamagedBundle: it says nothing that can be read.
     """
     try:
         with open(folder / file, "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             content = length.to_bytes(8, "little") + opened.read(min(length, _MAX_HEADER_BYTES))
     except OSError as error:
-        raise DamagedSegment(f"{file}: {error}") from error
+        raise DamagedBundle(f"{file}: {error}") from error
     return _metadata(content, file)
 
 
-def _metadata(content: bytes, file: str) -> Segment:
+def _metadata(content: bytes, file: str) -> Bundle:
     length = int.from_bytes(content[:8], "little")
     try:
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
         kind, namespace, names = metadata["kind"], metadata["namespace"], bytes.fromhex(metadata["names"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedSegment(f"{file}: its header cannot be read") from error
+        raise DamagedBundle(f"{file}: its header cannot be read") from error
     if metadata.get("format") != _FORMAT or not _KIND.fullmatch(str(kind)) or len(names) % _NAME_BYTES or not names:
-        raise DamagedSegment(f"{file}: not a file of this cache")
+        raise DamagedBundle(f"{file}: not a file of this cache")
     split = tuple(names[at : at + _NAME_BYTES] for at in range(0, len(names), _NAME_BYTES))
-    return Segment(kind=kind, namespace=str(namespace), names=split, tensors={})
+    return Bundle(kind=kind, namespace=str(namespace), names=split, tensors={})

@@ -1,0 +1,94 @@
+"""What a process really holds of memory, and giving back what blocks hold that nobody uses.
+
+Refuses to know which blocks those are (``run/memory_guard.py``). Linux's /proc and madvise(2): where there is neither,
+nothing is known and nothing given back. Pages come back as zeros when they are written or read again, as they were when
+the pools were made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from troth.cache.disk_reach import runs
+from troth.cache.storage import CacheStorage
+from troth.contracts.names import BlockId
+
+_STATUS: Final = Path("/proc/self/status")
+_OWN: Final = ("RssAnon:", "RssShmem:")
+"""Pages of mapped files are the system's to take back; weights that are computed on where they lie are such."""
+_MADV_DONTNEED: Final = 4
+"""On Linux; other systems keep the content."""
+MAX_RUNS: Final = 256
+"""Stretches of blocks given back at once, the longest: some 10 ms of system calls for 30 layers."""
+
+
+def held_bytes(device: torch.device) -> Callable[[], int | None]:
+    """Reads what this process holds: of main memory, or of a CUDA device what its allocator has taken."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.memory_reserved(device)
+    return _process_bytes
+
+
+def _process_bytes() -> int | None:
+    """Bytes of main memory that only this process can give back; None where that cannot be read."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_OWN)) or None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class BlockMemory:
+    """Gives back the memory of blocks.
+
+    Args:
+        cache: whose blocks they are.
+        device: where they lie.
+    """
+
+    def __init__(self, cache: CacheStorage, device: torch.device) -> None:
+        self._pools: list[list[Tensor]] = []
+        """Of each group, [num_blocks, ...] of every layer."""
+        self._madvise = ctypes.CDLL(None, use_errno=True).madvise if _can_give_back(device) else None
+        self._is_cuda = device.type == "cuda"
+        if self._madvise is not None:
+            self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+            self._pools = [[] for _ in set(cache.group_of.values())]
+            for layer, kv in cache.kv.items():
+                held = (getattr(kv, field.name) for field in fields(kv))
+                self._pools[cache.group_of[layer]] += [tensor for tensor in held if isinstance(tensor, Tensor)]
+
+    def give_back(self, block_ids: Sequence[Sequence[BlockId]]) -> None:
+        """Give back what these blocks of each group hold, which nobody may read again before it is written.
+
+        On a CUDA device the pools stay; what the allocator keeps for later is given back instead.
+        """
+        if self._is_cuda:
+            torch.cuda.empty_cache()
+        for pool, ids in zip(self._pools, block_ids, strict=False):
+            stretches = sorted(runs(sorted(ids), len(ids)), key=len, reverse=True)[:MAX_RUNS]
+            for tensor in pool:
+                first, stride = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
+                for stretch in stretches:
+                    self._drop(first + stretch.start * stride, first + stretch.stop * stride)
+
+    def _drop(self, start: int, end: int) -> None:
+        """Drop the whole pages from one address to another; those at the ends belong to others, too."""
+        start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            assert self._madvise is not None
+            # A refusal costs memory that stays taken, nothing else.
+            self._madvise(start, end - start, _MADV_DONTNEED)
+
+
+def _can_give_back(device: torch.device) -> bool:
+    return device.type == "cpu" and sys.platform == "linux"

@@ -1,0 +1,87 @@
+"""The drafts of one request: which source is asked, how many it may make, what became of them.
+
+Refuses to know rows and steps (``run/drafting.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from troth.contracts.speculation import MAX_DRAFTS, DraftSource, DraftSourceName, Speculation, SpeculationStats
+from troth.draft.tally import DraftTally
+from troth.draft.worth import Chance, Worth
+
+
+class Drafter:
+    """Owns the sources of one request.
+
+    Args:
+        wanted: what the request says.
+        sources: those it may use, in the order in which they are asked.
+        worth: of the engine.
+        refusal: why there are none although some were asked for; None otherwise.
+    """
+
+    def __init__(
+        self, wanted: Speculation, sources: Sequence[DraftSource], worth: Worth, refusal: str | None = None
+    ) -> None:
+        self._wanted = wanted
+        self._sources = sources
+        self._worth = worth
+        self._refusal = refusal
+        self._chances: dict[DraftSourceName, Chance] = {one.name: worth.chance(one.name) for one in sources}
+        self._tally = DraftTally()
+        self._asked: DraftSourceName | None = None
+        """Whose drafts were proposed last."""
+        self._rests = False
+        """Whether the last drafts were left out because they would not pay."""
+        self.joined = False
+        """Whether the row waits for its commits."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing will ever be drafted."""
+        return not self._sources
+
+    def propose(self, token_ids: Sequence[int], num_prompt: int, num_rows: int, num_drafting: int) -> Sequence[int]:
+        """The drafts for the next step; none where nobody knows any, or they would not pay.
+
+        Args:
+            token_ids: prompt and answer.
+            num_prompt: how many of them are the prompt.
+            num_rows: rows of the step.
+            num_drafting: how many of them have drafts, about.
+        """
+        for source in self._sources:
+            most = min(self._wanted.depth or MAX_DRAFTS[source.name], MAX_DRAFTS[source.name])
+            drafts = source.propose(token_ids, num_prompt, most)
+            if not drafts:
+                continue
+            self._asked = source.name
+            if not self._wanted.adaptive:
+                return drafts
+            depth = self._worth.depth(self._chances[source.name], len(drafts), num_rows, num_drafting)
+            self._rests = depth == 0
+            return drafts[:depth]
+        return ()
+
+    def note(self, num_drafted: int, num_accepted: int) -> DraftSourceName:
+        """Take in what became of the last drafts; whose they were."""
+        source = self._asked
+        assert source is not None, "nothing was proposed"
+        self._tally.note(source, num_drafted, num_accepted)
+        self._chances[source].note(num_drafted, num_accepted)
+        self._worth.note_verify(source, num_drafted, num_accepted)
+        return source
+
+    def stats(self) -> SpeculationStats:
+        """What became of all of them."""
+        return self._tally.stats(self._refusal or self._why_resting())
+
+    def _why_resting(self) -> str | None:
+        if not self._rests:
+            return None
+        done = self._tally.stats()
+        if not done.num_drafted:
+            return "drafts were not worth their cost"
+        return f"drafts cost more than they saved: {done.num_accepted} of {done.num_drafted} were right"

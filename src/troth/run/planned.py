@@ -1,0 +1,177 @@
+"""A model about to be loaded: device, numbers, pools and context, decided from headers and options alone.
+
+Refuses to read weights and to ask the machine: facts come in, ``assemble.py`` loads. Read next: ``config/resolve.py``
+and ``schedule/sizing.py``, which decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from troth.artifact.artifact import Artifact
+from troth.cache.disk_names import cache_namespace
+from troth.config.facts import MachineFacts
+from troth.config.nearest_plan import nearest_plan
+from troth.config.options import EngineOptions, ModelOptions
+from troth.config.resolve import ELEMENT_BYTES, SCALE_BYTES, Resolved, resolve
+from troth.contracts.cache_spec import CacheSpec, with_scales
+from troth.contracts.memory_plan import MemoryPlan
+from troth.errors import ModelLoadError
+from troth.models.registry import Recognised, recognise
+from troth.ops.impl import cpu
+from troth.schedule.sizing import CACHE_SHARE, GPU_CACHE_SHARE, Demand, plan_memory
+
+MIN_SAMPLES: Final = 64
+"""Also the prompt positions whose log-probabilities are computed at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A model for which everything is decided and nothing is read yet."""
+
+    recognised: Recognised
+    resolved: Resolved
+    plan: MemoryPlan
+    model: ModelOptions
+    engine: EngineOptions
+    facts: MachineFacts
+    """What the machine had to offer when this was decided."""
+
+    @property
+    def name(self) -> str:
+        """The name the model is served under."""
+        return self.model.name or self.recognised.artifact.name
+
+    @property
+    def specs(self) -> tuple[CacheSpec, ...]:
+        """What the model caches, in the numbers decided on."""
+        return _cache_specs(self.recognised, self.resolved)
+
+    def measured(self, *, weights_bytes: int, transient_bytes: int) -> Planned:
+        """The same once the device was asked what the weights and a step really take of it."""
+        memory = _memory_plan(
+            self.recognised,
+            self.resolved,
+            self.model,
+            self.engine,
+            weights_bytes=weights_bytes,
+            transient_bytes=transient_bytes,
+        )
+        return replace(self, plan=replace(memory, disk_cache=self.plan.disk_cache))
+
+
+def plan_model(artifact: Artifact, model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> Planned:
+    """Decide everything that loading a model needs decided.
+
+    Raises:
+        ModelLoadError: the architecture or its config is not supported.
+        OptionError: an option cannot be honoured.
+    """
+    recognised = recognise(artifact)
+    resolved = resolve(model, engine, facts)
+    memory = _memory_plan(
+        recognised,
+        resolved,
+        model,
+        engine,
+        weights_bytes=_weights_bytes(artifact, resolved, engine),
+        transient_bytes=_transient_bytes(recognised, resolved),
+    )
+    return Planned(recognised=recognised, resolved=resolved, plan=memory, model=model, engine=engine, facts=facts)
+
+
+def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> str:
+    """What keeps cached state of a planned model apart from that of others (``cache_namespace``).
+
+    Args:
+        artifact: what stands for its files: their fingerprint on this machine, their digest on all.
+        providers: names of the active op providers; numbers that others computed are not taken for theirs.
+    """
+    resolved = planned.resolved
+    return cache_namespace(
+        artifact=artifact,
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
+        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}",
+    )
+
+
+def max_samples(resolved: Resolved) -> int:
+    """Positions of one step whose logits there is room for: one of each row, or of fewer rows with drafts."""
+    return max(resolved.max_rows, MIN_SAMPLES)
+
+
+def require_fit(planned: Planned) -> None:
+    """Refuse a plan that does not fit, with the numbers and the nearest plan that does.
+
+    Raises:
+        ModelLoadError: naming bytes wanted and usable, and the options to change.
+    """
+    memory, artifact = planned.plan, planned.recognised.artifact
+    if memory.fits:
+        return
+    nearest = nearest_plan(
+        lambda model, engine: plan_model(artifact, model, engine, planned.facts).plan,
+        memory,
+        planned.model,
+        planned.engine,
+    )
+    advice = f"What does fit: {nearest[0]}" if nearest else "No smaller context, cache format or batch fits either"
+    states = memory.state_bytes + memory.checkpoint_bytes
+    raise ModelLoadError(
+        f"does not fit: {memory.total_bytes} bytes wanted (weights {memory.weights_bytes}, cache {memory.kv_bytes}, "
+        f"state {states}, workspace {memory.transient_bytes}, reserve {memory.reserve_bytes}), "
+        f"{memory.usable_bytes} usable on {memory.device}. {advice}.",
+        path=str(artifact.root),
+    )
+
+
+def _memory_plan(
+    recognised: Recognised,
+    resolved: Resolved,
+    model: ModelOptions,
+    engine: EngineOptions,
+    *,
+    weights_bytes: int,
+    transient_bytes: int,
+) -> MemoryPlan:
+    memory = plan_memory(
+        Demand(
+            device=resolved.device,
+            dtype=resolved.dtype,
+            specs=_cache_specs(recognised, resolved),
+            weights_bytes=weights_bytes,
+            transient_bytes=transient_bytes,
+            reserve_bytes=resolved.reserve_bytes,
+            usable_bytes=resolved.usable_bytes,
+            declared_context_tokens=recognised.config.max_position_embeddings,
+            wanted_context_tokens=model.context_tokens,
+            max_rows=resolved.max_rows,
+            step_tokens=resolved.step_tokens,
+            kv_memory_bytes=engine.kv_memory_bytes,
+            cache_share=CACHE_SHARE if resolved.is_cpu else GPU_CACHE_SHARE,
+        )
+    )
+    return replace(memory, decisions=resolved.decisions + memory.decisions)
+
+
+def _cache_specs(recognised: Recognised, resolved: Resolved) -> tuple[CacheSpec, ...]:
+    kv_dtype = resolved.kv_dtype
+    return with_scales(recognised.config.cache_specs(ELEMENT_BYTES[kv_dtype]), SCALE_BYTES.get(kv_dtype, 0))
+
+
+def _weights_bytes(artifact: Artifact, resolved: Resolved, engine: EngineOptions) -> int:
+    """What the weights will take: as stored where the CPU kernels compute on that, else dense in the model's dtype."""
+    wanted = engine.providers is None or "cpu" in engine.providers
+    if resolved.is_cpu and resolved.dtype == "float32" and wanted and cpu.unavailable() is None:
+        return int(artifact.weight_bytes * cpu.PACKED_GROWTH)
+    return artifact.num_values * ELEMENT_BYTES[resolved.dtype]
+
+
+def _transient_bytes(recognised: Recognised, resolved: Resolved) -> int:
+    """Activations of the largest step, and the logits of its rows with what a draw makes of them."""
+    config = recognised.config
+    per_token = (6 * config.hidden_size + 3 * config.intermediate_size) * ELEMENT_BYTES[resolved.dtype]
+    return resolved.step_tokens * per_token + 3 * max_samples(resolved) * config.vocab_size * 4

@@ -1,0 +1,67 @@
+"""Giving the memory of free blocks back: the process holds less, and no other block changes."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from troth.cache.block_memory import BlockMemory, held_bytes
+from troth.cache.storage import CacheStorage
+from troth.contracts.cache_spec import AttentionSpec
+from troth.contracts.names import BlockId
+
+CPU = torch.device("cpu")
+SPECS = tuple(
+    AttentionSpec(layers=layers, num_kv_heads=3, head_dim=40, value_dim=24, element_bytes=2, window=window)
+    for layers, window in (((0, 2), None), ((1,), 64))
+)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="madvise(2) gives memory back on Linux alone")
+
+
+def test_block_memory_leaves_every_other_block_as_it_is() -> None:
+    """Blocks of 3,840 and 2,304 bytes: no page boundary is one of theirs."""
+    cache = CacheStorage(SPECS, (64, 32), 1, dtype=torch.float16, device=CPU)
+    for layer, kv in cache.kv.items():
+        kv.k_NKDS.fill_(layer + 1)
+        kv.v_NKSD.fill_(-layer - 1)
+    free = ([*range(3, 31), 40, *range(50, 64)], [*range(9), 31])
+    BlockMemory(cache, CPU).give_back([[BlockId(i) for i in ids] for ids in free])
+    zeroed = 0
+    for layer, kv in cache.kv.items():
+        for tensor, value in ((kv.k_NKDS, layer + 1), (kv.v_NKSD, -layer - 1)):
+            ids = free[cache.group_of[layer]]
+            kept = [i for i in range(tensor.shape[0]) if i not in ids]
+            assert bool((tensor[kept] == value).all()), "a block that is in use lost what it held"
+            zeroed += int((tensor[ids] == 0).sum())
+    assert zeroed > 200_000 // 2, "or nothing was given back"
+
+
+def test_block_memory_makes_the_process_smaller() -> None:
+    layers = tuple(range(8))
+    spec = AttentionSpec(layers=layers, num_kv_heads=4, head_dim=64, value_dim=64, element_bytes=2)
+    read = held_bytes(CPU)
+    cache = CacheStorage((spec,), (1024,), 1, dtype=torch.float16, device=CPU)
+    for kv in cache.kv.values():
+        kv.k_NKDS.fill_(1)
+        kv.v_NKSD.fill_(1)
+    used = read()
+    BlockMemory(cache, CPU).give_back([[BlockId(i) for i in range(256, 1024)]])
+    left = read()
+    assert used is not None
+    assert left is not None
+    assert cache.num_bytes > 120 * 2**20
+    assert 0.68 * cache.num_bytes < used - left < 0.8 * cache.num_bytes, "three quarters of the blocks are free"
+
+
+def test_held_bytes_are_those_of_this_process() -> None:
+    read = held_bytes(CPU)
+    before = read()
+    assert before is not None
+    assert before > 2**24
+    taken = bytearray(64 * 2**20)
+    taken[::4096] = b"x" * len(taken[::4096])
+    after = read()
+    assert after is not None
+    assert 50 * 2**20 < after - before < 90 * 2**20

@@ -1,0 +1,213 @@
+"""Several tokens from one step, through the whole engine: whatever ends or cuts an answer does so at the same token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests.portable.test_scheduler import FULL, limits
+from troth.contracts.answer import AnswerReading
+from troth.contracts.events import Completed, Event, Failed, Segment
+from troth.contracts.names import RequestId
+from troth.contracts.plan import NO_SAMPLE, StepPlan, StepResult
+from troth.contracts.request import Request
+from troth.contracts.speculation import Speculation
+from troth.errors import RequestError
+from troth.run.drafting import RECURRENT, Drafting
+from troth.run.draws import confirmed
+from troth.run.engine import EngineLoop
+from troth.schedule import invariants
+from troth.schedule.scheduler import Scheduler
+from troth.testing.byte_tokenizer import EOS_ID, ByteTokenizer
+from troth.testing.fake_runner import FakeRunner
+
+CLOSE = tuple(b"</think>")
+SAID = b"<think>one two three four</think>five six seven eight"
+
+
+class Said:
+    """A step that was computed at once."""
+
+    def __init__(self, answer: StepResult) -> None:
+        self._answer = answer
+
+    def result(self) -> StepResult:
+        return self._answer
+
+
+class Reciter(FakeRunner):
+    """Says the same text to everybody, a byte at a time: the s-th draw is its s-th byte, then EOS."""
+
+    def launch(self, plan: StepPlan) -> Any:
+        self.num_steps += 1
+        result = StepResult(plan.step_id, [[] for _ in plan.rows])
+        for i, step in enumerate(plan.sample_steps):
+            if step != NO_SAMPLE:
+                drafts = plan.drafts_of(i) if plan.num_verifies else []
+                said = [SAID[at] if at < len(SAID) else EOS_ID for at in range(step, step + len(drafts) + 1)]
+                result.token_ids[i] = said[: confirmed(said, drafts)]
+        return Said(result)
+
+
+class Sink:
+    """Takes every event."""
+
+    last_read = 0.0
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def offer(self, event: Event) -> bool:
+        self.events.append(event)
+        return True
+
+    def seen(self) -> tuple[Any, ...]:
+        end = self.events[-1]
+        assert isinstance(end, Completed), end
+        texts = {
+            kind: "".join(one.text for one in self.events if isinstance(one, Segment) and one.kind == kind)
+            for kind in ("text", "reasoning")
+        }
+        return texts, end.finish_reason, end.usage, end.stop_match, end.unclosed_reasoning
+
+
+def served(request: Request, depth: int = 0, **drafting: Any) -> tuple[Sink, int]:
+    """The events of one request, and the steps it took."""
+    scheduler = Scheduler(limits(groups=(FULL,), num_blocks=(64,), prompt_cache=True))
+    runner, ticks = Reciter((FULL,), (64,)), count()
+
+    def clock() -> float:
+        return float(next(ticks))
+
+    loop = EngineLoop(
+        scheduler,
+        runner,
+        ByteTokenizer(),
+        clock=clock,
+        pipeline_depth=depth,
+        drafting=Drafting(scheduler, clock, **drafting),
+    )
+    sink = Sink()
+    loop.add(request, sink)
+    while loop.step():
+        invariants.check(scheduler)
+    assert scheduler.is_idle
+    return sink, runner.num_steps
+
+
+READINGS = {
+    "whole": AnswerReading(reasoning="think", close_ids=CLOSE),
+    "budget 5": AnswerReading(reasoning="think", reasoning_budget=5, close_ids=CLOSE),
+    "budget 0": AnswerReading(reasoning="think", reasoning_budget=0, close_ids=CLOSE),
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("pipeline", [0, 1])
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("stop", [(), ("ix",), ("wo", "eve")])
+@pytest.mark.parametrize("max_tokens", [7, 12, 14, 33, 200])
+def test_drafts_end_answers_where_they_end_without(
+    pipeline: int, reading: str, stop: tuple[str, ...], max_tokens: int
+) -> None:
+    plain = Request(
+        request_id=RequestId("r"),
+        prompt_ids=(65,) * 20,
+        max_tokens=max_tokens,
+        eos_ids=frozenset({EOS_ID}),
+        stop=stop,
+        reading=READINGS[reading],
+    )
+    wanted, num_steps = served(plain, pipeline)
+    for depth in (1, 3, 8):
+        drafted = Speculation(sources=("external",), depth=depth, adaptive=False, predicted_ids=(*SAID, EOS_ID, 5))
+        sink, num_fewer = served(replace(plain, speculation=drafted), pipeline)
+        assert sink.seen() == wanted.seen()
+        end = sink.events[-1]
+        assert isinstance(end, Completed)
+        assert end.speculation is not None
+        assert end.speculation.num_accepted > 0
+        assert num_fewer < num_steps
+
+
+def test_scheduler_hears_of_a_cut_before_the_end_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop string came in the same step as the last token of ``max_tokens``: what is behind it was never said."""
+    cuts: list[int | None] = []
+    finish = Scheduler.finish
+
+    def noted(self: Scheduler, request_id: RequestId, *, num_emitted: int | None = None) -> bool:
+        cuts.append(num_emitted)
+        assert finish(self, request_id, num_emitted=num_emitted), "it had ended already"
+        return True
+
+    monkeypatch.setattr(Scheduler, "finish", noted)
+    drafted = Speculation(sources=("external",), adaptive=False, predicted_ids=tuple(SAID))
+    request = Request(
+        request_id=RequestId("r"), prompt_ids=(65,) * 20, max_tokens=16, stop=("wo",), speculation=drafted
+    )
+    sink, _ = served(request)
+    assert sink.seen()[1] == "stop"
+    assert cuts == [14]
+
+
+def test_stats_count_rounds_drafts_and_what_was_accepted() -> None:
+    request = Request(request_id=RequestId("r"), prompt_ids=(65,) * 20, max_tokens=20)
+    wrong = bytearray(SAID)
+    wrong[10] = 0
+    drafted = Speculation(sources=("external",), depth=4, adaptive=False, predicted_ids=tuple(wrong))
+    sink, num_steps = served(replace(request, speculation=drafted))
+    end = sink.events[-1]
+    assert isinstance(end, Completed)
+    stats = end.speculation
+    assert stats is not None
+    # 0 behind the prompt; 1-4 and 5; 6-9 and 10, which was predicted wrong; 11 and 12, while "e " and " t" are mistaken
+    # for later ones; 13-16 and 17; 18 and 19.
+    assert num_steps == 7
+    assert stats.num_verifies == 6
+    assert (stats.num_drafted, stats.num_accepted) == (4 + 4 + 4 + 4 + 4 + 1, 4 + 4 + 0 + 0 + 4 + 1)
+    assert stats.accepted_by_depth == (1, 0, 0, 3)
+    assert stats.num_drafted_by_source == {"external": 21}
+    assert stats.num_accepted_by_source == {"external": 13}
+    assert stats.disabled_reason is None
+
+
+def test_nothing_is_drafted_for_requests_that_do_not_ask() -> None:
+    plain = Request(request_id=RequestId("r"), prompt_ids=(65,) * 20, max_tokens=20)
+    sink, _ = served(plain)
+    end = sink.events[-1]
+    assert isinstance(end, Completed)
+    assert end.speculation is None
+    by_default, _ = served(plain, default=Speculation(sources=("ngram",)))
+    off, _ = served(replace(plain, speculation=Speculation()), default=Speculation(sources=("ngram",)))
+    ends = [sink.events[-1] for sink in (by_default, off)]
+    assert [isinstance(end, Completed) and end.speculation is not None for end in ends] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "refusal", "reason"),
+    [
+        (Speculation(sources=("ngram",)), RECURRENT, "recurrent state"),
+        (Speculation(sources=("grammar",)), None, "no grammar"),
+        (Speculation(sources=("external",)), None, "predicts no text"),
+    ],
+)
+def test_a_source_that_cannot_serve_is_refused_by_name(wanted: Speculation, refusal: str | None, reason: str) -> None:
+    request = Request(request_id=RequestId("r"), prompt_ids=(65,), max_tokens=3, speculation=wanted)
+    sink, _ = served(request, refusal=refusal)
+    failed = sink.events[-1]
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.param) == ("capability_unavailable", "speculation")
+    assert reason in failed.message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"sources": ("mtp",)}, {"sources": "ngram"}, {"sources": ("ngram",), "depth": 0}, {"predicted_ids": (1,)}],
+)
+def test_speculation_refuses_what_no_engine_knows(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as refused:
+        Speculation(**values)
+    assert refused.value.param == "speculation"
