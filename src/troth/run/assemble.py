@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
+from troth.cache.block_memory import BlockMemory, held_bytes
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.disk_tier import DiskTier
 from troth.cache.host_copies import HostCopies
-from troth.cache.block_memory import BlockMemory, held_bytes
 from troth.cache.storage import CacheStorage
 from troth.config.options import NO_DISK_CACHE
 from troth.contracts.cache_spec import attention_groups, recurrent_bytes
