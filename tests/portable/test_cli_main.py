@@ -104,7 +104,7 @@ def test_flags_are_the_frozen_ones_for_every_command() -> None:
 
 
 def test_serve_has_at_most_27_flags() -> None:
-    """25, ``--warm`` (what to compute first is a file, that no other flag could carry) and ``--speculate``."""
+    """25, ``--warm`` (what to compute first has a file, which no other flag could name) and ``--speculate``."""
     actions = [action for action in parsers()["serve"]._actions if action.option_strings]
     assert len(actions) <= 27
 
