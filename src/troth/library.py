@@ -271,9 +271,10 @@ class Engine:
                 (strict or forward), ``thinking`` (True, False; None leaves it to the template), ``reasoning_effort``,
                 ``reasoning_budget`` (most tokens of reasoning), ``max_tokens``, ``stop`` (string or list),
                 ``response_format`` (a mapping as in the OpenAI API), ``grammar`` (a ``contracts.grammar.Grammar``),
-                ``ignore_eos``, ``priority``, ``prompt_cache``, ``speculation`` (who drafts tokens: ``"ngram"``,
-                ``"grammar"``, both between a comma, ``"off"``, or a ``contracts.speculation.Speculation``; without it
-                what the engine's options say), ``prediction`` (a text that the answer repeats in large part, which is
+                ``ignore_eos``, ``priority``, ``prompt_cache``, ``cache_salt`` (only requests with the same one share
+                cached prompts), ``speculation`` (who drafts tokens: ``"ngram"``, ``"grammar"``, both between a comma,
+                ``"off"``, or a ``contracts.speculation.Speculation``; without it what the engine's options say),
+                ``prediction`` (a text that the answer repeats in large part, which is
                 then written faster), and the fields of ``contracts.sampling.SamplingParams``.
 
         Raises:
@@ -351,6 +352,8 @@ class Engine:
         grammar = self._grammar(given.pop("grammar", None), given.pop("response_format", None), prompt)
         speculation = self._speculation(given.pop("speculation", None), given.pop("prediction", None))
         limits = {name: given.pop(name) for name in ("max_tokens", "prompt_cache", "priority") if name in given}
+        if "cache_salt" in given:
+            limits["namespace"] = given.pop("cache_salt")
         return Request(
             request_id=RequestId(uuid.uuid4().hex),
             prompt_ids=prompt.ids,

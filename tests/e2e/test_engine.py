@@ -200,6 +200,20 @@ def test_event_loop_that_ends_in_mid_answer_does_the_engine_no_harm(engine: Engi
     stream.cancel()
 
 
+def test_prompt_cache_is_shared_within_a_salt_alone(engine: Engine) -> None:
+    prompt = "The quick brown fox jumps over the lazy dog. " * 8
+
+    def cached(**options: Any) -> int:
+        return engine.complete(prompt, max_tokens=1, temperature=0, **options).usage.num_cached_tokens
+
+    assert cached(cache_salt="one") == 0
+    assert cached(cache_salt="one") > 0
+    assert cached(cache_salt="two") == 0
+    assert cached(cache_salt="one", prompt_cache=False) == 0
+    with pytest.raises(RequestError, match="cache_salt"):
+        cached(cache_salt=3)
+
+
 def test_complete_all_answers_each_as_if_it_were_alone(engine: Engine) -> None:
     """Long ones too: nobody reads them before their end, and none is held for it."""
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 2 * MAX_EVENTS, "ignore_eos": True}

@@ -224,6 +224,16 @@ def test_chat_ignore_eos_runs_to_the_limit() -> None:
     assert choice["finish_reason"] == "length"
 
 
+def test_chat_says_whether_and_with_whom_its_prompt_is_cached() -> None:
+    engine = FakeEngine("ab")
+    with asking(engine) as client:
+        for fields in ({}, {"prompt_cache": False, "cache_salt": "team"}):
+            assert client.post(CHAT, json=hello(**fields)).status_code == 200
+        refused = client.post(CHAT, json=hello(cache_salt="x" * 257)).json()["error"]
+    assert [(one.prompt_cache, one.namespace) for one in engine.requests] == [(True, ""), (False, "team")]
+    assert refused["param"] == "cache_salt"
+
+
 @pytest.mark.parametrize("stop", ["world", ["never", "world"]])
 def test_chat_stops_before_a_stop_string(stop: str | list[str]) -> None:
     with asking(FakeEngine("Hello world and more")) as client:

@@ -66,6 +66,8 @@ class Request:
         for name in ("continues_text", "echo_special", "prompt_cache"):
             require_flag(name, getattr(self, name))
         _require_stops(self.stop)
+        if not isinstance(self.namespace, str):
+            raise mistyped("cache_salt", "a string", self.namespace)
         _require_pin(self.pin, self.prompt_cache)
         if not isinstance(self.grammar, Grammar | None):
             raise mistyped("grammar", "a Grammar or None", self.grammar)

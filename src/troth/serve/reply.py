@@ -206,6 +206,8 @@ def engine_requests(
             grammar=wishes.grammar.grammar if wishes.grammar else None,
             reading=reading,
             speculation=wishes.speculation,
+            namespace=wishes.cache_salt,
+            prompt_cache=wishes.prompt_cache,
             boundary=prompts[choice // wishes.num_choices].boundary,
             checkpoint_positions=prompts[choice // wishes.num_choices].checkpoint_positions,
             continues_text=prompts[choice // wishes.num_choices].continues_text,

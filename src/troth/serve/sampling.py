@@ -20,6 +20,8 @@ from troth.serve.model import ServedModel
 MAX_STOPS: Final = 16
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_CHOICES: Final = 128
+MAX_SALT: Final = 256
+"""Characters: a name or a digest of one."""
 _SEED_BITS: Final = 53
 """Random seeds stay exact in clients whose numbers are 64-bit floats."""
 _CHOICE_STRIDE: Final = 0x9E3779B97F4A7C15
@@ -49,6 +51,8 @@ class Wishes:
     stream: bool
     include_usage: bool
     include_progress: bool
+    prompt_cache: bool = True
+    cache_salt: str = ""
     grammar: Wanted | None = None
     speculation: Speculation | None = None
     """How drafts are made; None: as the engine does."""
@@ -76,9 +80,18 @@ def read_wishes(fields: Fields, model: ServedModel) -> Wishes:
         stream=fields.flag("stream"),
         include_usage=options.flag("include_usage"),
         include_progress=options.flag("include_progress"),
+        prompt_cache=fields.flag("prompt_cache", True),
+        cache_salt=_cache_salt(fields),
         grammar=read_grammar(fields),
     )
     return wishes
+
+
+def _cache_salt(fields: Fields) -> str:
+    salt = fields.text("cache_salt") or ""
+    if len(salt) > MAX_SALT:
+        raise RequestError(f"cache_salt has {len(salt)} characters; at most {MAX_SALT} are taken", param="cache_salt")
+    return salt
 
 
 def _top_k(fields: Fields) -> int | None:
