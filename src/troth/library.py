@@ -351,7 +351,9 @@ class Engine:
             given["logit_bias"] = tuple(given["logit_bias"].items())
         grammar = self._grammar(given.pop("grammar", None), given.pop("response_format", None), prompt)
         speculation = self._speculation(given.pop("speculation", None), given.pop("prediction", None))
-        limits = {name: given.pop(name) for name in ("max_tokens", "prompt_cache", "priority") if name in given}
+        limits: dict[str, Any] = {
+            name: given.pop(name) for name in ("max_tokens", "prompt_cache", "priority") if name in given
+        }
         if "cache_salt" in given:
             limits["namespace"] = given.pop("cache_salt")
         return Request(
