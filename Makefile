@@ -35,7 +35,7 @@ demo: $(VENV)/.model
 
 # The torch-free rings where torch is not installed, the rest where it is; two tests at a time, but for those that a busy
 # machine could fail.
-BESIDE := -m "not alone" -n 2 --dist loadfile
+BESIDE := -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev $(VENV)/.model test-portable
 	$(BIN)/python -m pytest $(BESIDE) tests/cpu tests/device
 	$(BIN)/python -m pytest -m alone tests/cpu tests/e2e

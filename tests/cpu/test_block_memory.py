@@ -60,8 +60,9 @@ def test_held_bytes_are_those_of_this_process() -> None:
     before = read()
     assert before is not None
     assert before > 2**24
-    taken = bytearray(64 * 2**20)
+    # So much that what the rest of this process gives back meanwhile does not matter.
+    taken = bytearray(512 * 2**20)
     taken[::4096] = b"x" * len(taken[::4096])
     after = read()
     assert after is not None
-    assert 50 * 2**20 < after - before < 90 * 2**20
+    assert 400 * 2**20 < after - before < 600 * 2**20

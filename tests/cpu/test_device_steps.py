@@ -116,12 +116,9 @@ def _make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_device_steps_equal_host_steps(make: Make, depth: int) -> None:
-    for stagger in (0, 3):
-        host = laws.serve(lambda serving: make(serving, device=False), laws.Serving(), requests(), stagger=stagger)[0]
-        device = laws.serve(
-            lambda serving: make(serving, device=True, depth=depth), laws.Serving(), requests(), stagger=stagger
-        )[0]
-        laws.assert_same(device, host)
+    host = laws.serve(lambda serving: make(serving, device=False), laws.Serving(), requests(), stagger=3)[0]
+    device = laws.serve(lambda serving: make(serving, device=True, depth=depth), laws.Serving(), requests(), stagger=3)
+    laws.assert_same(device[0], host)
 
 
 def test_device_steps_equal_host_steps_under_pressure(make: Make) -> None:

@@ -19,8 +19,7 @@ from troth.run.batch import BatchBuilder
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("wanted", [[0], [20], [3, 20, 32]])
-def test_forward_gives_wanted_positions_as_it_gives_all(family: str, wanted: list[int], tmp_path: Path) -> None:
+def test_forward_gives_wanted_positions_as_it_gives_all(family: str, tmp_path: Path) -> None:
     model = load(save(random_model(FAMILIES[family]), tmp_path))
     specs = model.config.cache_specs(4)
     groups = attention_groups(specs)
@@ -41,4 +40,6 @@ def test_forward_gives_wanted_positions_as_it_gives_all(family: str, wanted: lis
         with torch.inference_mode():
             return model.forward(batch, cache)
 
-    assert torch.allclose(hidden(wanted), hidden(None)[wanted], rtol=1e-5, atol=1e-5)
+    whole = hidden(None)
+    for wanted in ([0], [20], [3, 20, 32]):
+        assert torch.allclose(hidden(wanted), whole[wanted], rtol=1e-5, atol=1e-5)
