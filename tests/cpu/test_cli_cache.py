@@ -63,7 +63,7 @@ def test_cache_flush_removes_everything(folder: str) -> None:
 
 
 def test_cache_says_where_there_is_none(tmp_path: Path) -> None:
-    assert asked("--disk-cache", str(tmp_path / "no")) == (0, f"No disk cache at {tmp_path / 'no'}.\n")
+    assert asked("--disk-cache", str(tmp_path / "no")) == (2, f"No disk cache at {tmp_path / 'no'}.\n")
     assert not (tmp_path / "no").exists()
     assert asked("--disk-cache", "off")[0] == 2
     code, text = asked("eat")

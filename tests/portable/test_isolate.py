@@ -397,10 +397,22 @@ def test_aclose_ends_running_streams_with_cancelled() -> None:
     run(scenario, options={"step_s": 0.002})
 
 
-@pytest.mark.parametrize("how", ["hang", "stubborn"])
-def test_aclose_ends_a_process_that_hangs(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("troth.runtime.child._SIGNAL_S", 0.2)
+def test_process_leaves_it_to_the_server_what_a_signal_to_all_of_them_means() -> None:
+    """Service managers send SIGTERM to every process; answers may still go on for a while."""
 
+    async def scenario(client: ProcessEngineClient) -> None:
+        await client.ready()
+        assert client.process_id is not None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(client.process_id, number)
+        events = [event async for event in client.submit(request(max_tokens=3))]
+        assert isinstance(events[-1], Completed)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("how", ["hang", "stubborn"])
+def test_aclose_ends_a_process_that_hangs(how: str) -> None:
     async def scenario(client: ProcessEngineClient) -> None:
         await client.ready()
         stream = client.submit(request())

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from troth import compose
 from troth.cli.cache_transfer import USAGE, transfer
-from troth.cli.exit_code import DONE, FAILED
+from troth.cli.exit_code import DONE, FAILED, USER_ERROR
 from troth.cli.quantity import bytes_text
 from troth.cli.table import table
 from troth.cli.terminal import Terminal
@@ -31,7 +31,7 @@ _SHOWN: Final = 12
 
 
 def run(args: Namespace, terminal: Terminal) -> int:
-    """Do it; FAILED when ``verify`` finds damage.
+    """Do it; FAILED when ``verify`` finds damage, USER_ERROR when the folder that was named is not there.
 
     Raises:
         OptionError: there is no such action, or no folder is named and the user has none; and as ``transfer``.
@@ -53,6 +53,8 @@ def run(args: Namespace, terminal: Terminal) -> int:
         lines = [json.dumps({"folder": str(folder), **told}, indent=2, ensure_ascii=False)]
     for line in lines:
         terminal.line(line)
+    if args.disk_cache is not None and not folder.is_dir():
+        return USER_ERROR
     return FAILED if told.get("num_damaged") else DONE
 
 

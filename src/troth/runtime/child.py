@@ -32,8 +32,6 @@ from troth.runtime.wire import Hello, decode_to_server
 _log = logging.getLogger(__name__)
 _MAX_IPC_PATH: Final = 100
 """A Unix socket's path has room for about 107 bytes."""
-_SIGNAL_S: Final = 2.0
-"""How long a process may take to end after SIGTERM, before SIGKILL."""
 _LAST_WORDS_S: Final = 1.0
 """How long messages of a process that has exited may still be on their way."""
 
@@ -97,10 +95,8 @@ class EngineChild:
         """Wait until a child that was asked to close has; after ``timeout_s`` make it end."""
         if not await _within(self._exited, timeout_s):
             _log.warning("engine process %d did not close within %g s and is ended", self.pid, timeout_s)
-            self._process.terminate()
-            if not await _within(self._exited, _SIGNAL_S):
-                self._process.kill()
-                await self._exited.wait()
+            self._process.kill()
+            await self._exited.wait()
         elif self._process.returncode == 0:
             await _within(self._last_frame, _LAST_WORDS_S)
 

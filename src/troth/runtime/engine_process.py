@@ -358,8 +358,9 @@ def read_line(descriptor: int) -> bytes:
 
 def main() -> None:
     """Serve the engine that standard input describes."""
-    # Ctrl-C reaches the whole process group; the server decides what happens to its engines.
+    # Ctrl-C and service managers reach every process of a server; the server decides what happens to its engines.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     stdin = sys.stdin.fileno()
     spec = msgspec.json.decode(read_line(stdin), type=EngineSpec)
