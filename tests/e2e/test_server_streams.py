@@ -122,6 +122,10 @@ async def drop(http: httpx.AsyncClient, chance: random.Random, gate: asyncio.Sem
     async def read() -> int:
         num_read = 0
         async with http.stream("POST", path, json=body) as response:
+            if response.status_code == 429:
+                # Others were dropped faster than the server could end them: as it says, later.
+                await asyncio.sleep(0.2)
+                return await read()
             assert response.status_code == 200, await response.aread()
             if num_records:
                 async for _ in records(response):

@@ -63,7 +63,7 @@ def split_continued(messages: Sequence[Any]) -> tuple[Sequence[Any], bool]:
     It does when that is an assistant's message of text. An empty one at the end, as some clients send it to show where
     the answer goes, is left out. Nothing is checked.
     """
-    last = messages[-1] if messages else None
+    last = messages[-1] if isinstance(messages, Sequence) and messages else None
     if not isinstance(last, Mapping) or last.get("role") != "assistant" or last.get("tool_calls"):
         return messages, False
     if last.get("content") in ("", None, []):
