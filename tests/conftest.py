@@ -1,4 +1,4 @@
-"""Which tests run beside others: all that neither watch the clock nor start processes (``make test``)."""
+"""Which tests run beside others: all that neither watch the clock, count work nor start processes (``make test``)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ ALONE: Final = {
     "cpu/test_disk_cache_shared.py",
     "cpu/test_disk_tier.py",
     "cpu/test_op_threads.py",
+    "cpu/test_weights_quantized.py",
+    "portable/test_artifact_gguf.py",
+    "portable/test_classifier_hostile.py",
     "portable/test_cli_chat.py",
     "portable/test_cli_main.py",
     "portable/test_cli_progress.py",
