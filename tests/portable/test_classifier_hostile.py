@@ -60,6 +60,7 @@ def pushed(name: str, text: str, size: int) -> int:
 def test_classifier_reads_long_arguments_in_linear_work_and_little_memory(name: str) -> None:
     start, end = EXAMPLES[name].split("Paris")
     long, longer = (start + "Paris é <b> " * count + end for count in (100, 200))
+    pushed(name, long, 5)  # what is made once and kept is no part of the work
     assert work_of(lambda: pushed(name, longer, 5)) < 2.2 * work_of(lambda: pushed(name, long, 5))
     assert pushed(name, longer, 5) < 700
 
