@@ -11,7 +11,8 @@ from troth.contracts.request import Request
 from troth.errors import Busy, ContextExceeded, RequestError
 from troth.schedule import invariants
 from troth.schedule.admission import SchedulerLimits
-from troth.schedule.scheduler import HELD_STEPS, Scheduler
+from troth.schedule.row_book import HELD_STEPS
+from troth.schedule.scheduler import Scheduler
 from troth.testing.fake_runner import FakeRunner, expected_answer
 
 FULL = AttentionSpec(layers=(0,), num_kv_heads=1, head_dim=8, value_dim=8, element_bytes=4)

@@ -268,3 +268,22 @@ def test_drafts_change_no_answer_under_random_traffic(
     assert [pool.num_used for pool in world.scheduler.pools] == [0] * len(groups)
     invariants.check(world.scheduler)
     assert replay(world.lines) == len(world.lines) - 1
+
+
+def test_scheduler_is_not_told_to_end_drafting_while_drafts_are_verified() -> None:
+    """How far the row has come is known at the commit: a step planned before would feed the wrong place."""
+    scheduler = Scheduler(limits())
+    runner = FakeRunner((FULL,), scheduler.limits.num_blocks)
+    scheduler.add(request("a", 10, 20))
+    for drafts in ((), (1, 2)):
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        scheduler.commit(runner.launch(plan).result())
+        scheduler.draft(RequestId("a"), drafts)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert plan.num_draft == [2]
+    with pytest.raises(AssertionError, match="not known yet"):
+        scheduler.draft(RequestId("a"), None)
+    scheduler.commit(runner.launch(plan).result())
+    scheduler.draft(RequestId("a"), None)
