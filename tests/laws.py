@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from troth.contracts.cache_spec import CacheSpec, attention_groups, recurrent_bytes
 from troth.contracts.events import Completed, Event, Failed, Segment
 from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.prefix_cache import DiskCacheStatus
@@ -21,6 +22,7 @@ from troth.contracts.request import Request
 from troth.contracts.speculation import DraftSourceName, Speculation, SpeculationStats
 from troth.run.engine import EngineLoop
 from troth.schedule import invariants
+from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
 
 LOGPROB_LIMIT = 2e-3
@@ -41,6 +43,22 @@ class Serving:
     """Of models with recurrent layers."""
     disk_folder: Path | None = None
     """Of the prompt cache's disk tier; None: there is none."""
+
+    def limits(self, specs: tuple[CacheSpec, ...], context_tokens: int) -> SchedulerLimits:
+        """What the scheduler of such an engine works with, over a model with these caches."""
+        groups = attention_groups(specs)
+        return SchedulerLimits(
+            groups=groups,
+            num_blocks=(self.num_blocks,) * len(groups),
+            max_rows=self.max_rows,
+            max_waiting=64,
+            chunk_tokens=self.chunk_tokens,
+            step_tokens=self.step_tokens,
+            context_tokens=context_tokens,
+            prompt_cache=self.prompt_cache,
+            num_checkpoints=None if recurrent_bytes(specs) is None else self.num_checkpoints,
+            checkpoint_interval_tokens=32,
+        )
 
 
 BuildEngine = Callable[[Serving], tuple[EngineLoop, Scheduler]]

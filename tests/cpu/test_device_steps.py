@@ -17,7 +17,7 @@ from tests.cpu.test_laws import FAMILIES, requests
 from tests.cpu.tiny_models import CONTEXT, CPU, VOCAB, load, random_model, save
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
-from troth.contracts.cache_spec import attention_groups, recurrent_bytes
+from troth.contracts.cache_spec import attention_groups
 from troth.contracts.names import BLOCK_TOKENS, BlockId, RequestId, Row
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, BlockUpdate, StepPlan
 from troth.models.family import Model
@@ -30,7 +30,6 @@ from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.graphs import DecodeGraphs, row_counts, table_widths
 from troth.run.runner import ModelRunner
-from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
 from troth.text.grammar import GrammarCompiler
@@ -70,23 +69,9 @@ def _make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
 
     def make(serving: laws.Serving, *, device: bool, depth: int = 1) -> tuple[EngineLoop, Scheduler]:
-        num_blocks = (serving.num_blocks,) * len(groups)
-        num_checkpoints = None if recurrent_bytes(specs) is None else serving.num_checkpoints
-        cache = CacheStorage(specs, num_blocks, serving.max_rows, dtype=torch.float32, device=CPU)
-        scheduler = Scheduler(
-            SchedulerLimits(
-                groups=groups,
-                num_blocks=num_blocks,
-                max_rows=serving.max_rows,
-                max_waiting=64,
-                chunk_tokens=serving.chunk_tokens,
-                step_tokens=serving.step_tokens,
-                context_tokens=CONTEXT,
-                prompt_cache=serving.prompt_cache,
-                num_checkpoints=num_checkpoints,
-                checkpoint_interval_tokens=32,
-            )
-        )
+        limits = serving.limits(specs, CONTEXT)
+        cache = CacheStorage(specs, limits.num_blocks, serving.max_rows, dtype=torch.float32, device=CPU)
+        scheduler = Scheduler(limits)
         grammars = RowGrammars(compiler)
         checkpoints = CheckpointStorage(cache, serving.num_checkpoints)
         batches: Any = (

@@ -19,7 +19,7 @@ from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, VOCAB, load, random_ids, 
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
 from troth.config.resolve import SCALE_BYTES
-from troth.contracts.cache_spec import attention_groups, recurrent_bytes, with_scales
+from troth.contracts.cache_spec import attention_groups, with_scales
 from troth.contracts.events import Failed
 from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
@@ -34,7 +34,6 @@ from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import ModelRunner
-from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
 from troth.text.grammar import GrammarCompiler
@@ -76,23 +75,9 @@ def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
 
     def build(serving: laws.Serving) -> tuple[EngineLoop, Scheduler]:
-        num_blocks = (serving.num_blocks,) * len(groups)
-        num_checkpoints = None if recurrent_bytes(specs) is None else serving.num_checkpoints
-        cache = CacheStorage(specs, num_blocks, serving.max_rows, dtype=kv_dtype, device=CPU)
-        scheduler = Scheduler(
-            SchedulerLimits(
-                groups=groups,
-                num_blocks=num_blocks,
-                max_rows=serving.max_rows,
-                max_waiting=64,
-                chunk_tokens=serving.chunk_tokens,
-                step_tokens=serving.step_tokens,
-                context_tokens=CONTEXT,
-                prompt_cache=serving.prompt_cache,
-                num_checkpoints=num_checkpoints,
-                checkpoint_interval_tokens=32,
-            )
-        )
+        limits = serving.limits(specs, CONTEXT)
+        cache = CacheStorage(specs, limits.num_blocks, serving.max_rows, dtype=kv_dtype, device=CPU)
+        scheduler = Scheduler(limits)
         ticks = count()
         batches = BatchBuilder(groups, serving.max_rows, CONTEXT)
         recorded = RecordedDecode(model, cache, batches, cpu.recording) if "cpu" in linear.active else None

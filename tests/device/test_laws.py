@@ -16,7 +16,7 @@ from tests.cpu.tiny_models import CONTEXT, VOCAB, random_model, save
 from troth.artifact.resolve import resolve
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
-from troth.contracts.cache_spec import attention_groups, recurrent_bytes
+from troth.contracts.cache_spec import attention_groups
 from troth.models.family import Placement
 from troth.models.registry import recognise
 from troth.ops import registry
@@ -24,7 +24,6 @@ from troth.run.decode_steps import pipeline_depth, step_builders
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.runner import ModelRunner
-from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
 from troth.text.grammar import GrammarCompiler
@@ -49,23 +48,9 @@ def builder(path: Path, device: torch.device, dtype: torch.dtype) -> laws.BuildE
     compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
 
     def build(serving: laws.Serving) -> tuple[EngineLoop, Scheduler]:
-        num_blocks = (serving.num_blocks,) * len(groups)
-        num_checkpoints = None if recurrent_bytes(specs) is None else serving.num_checkpoints
-        cache = CacheStorage(specs, num_blocks, serving.max_rows, dtype=dtype, device=device)
-        scheduler = Scheduler(
-            SchedulerLimits(
-                groups=groups,
-                num_blocks=num_blocks,
-                max_rows=serving.max_rows,
-                max_waiting=64,
-                chunk_tokens=serving.chunk_tokens,
-                step_tokens=serving.step_tokens,
-                context_tokens=CONTEXT,
-                prompt_cache=serving.prompt_cache,
-                num_checkpoints=num_checkpoints,
-                checkpoint_interval_tokens=32,
-            )
-        )
+        limits = serving.limits(specs, CONTEXT)
+        cache = CacheStorage(specs, limits.num_blocks, serving.max_rows, dtype=dtype, device=device)
+        scheduler = Scheduler(limits)
         batches, decodes = step_builders(
             model, cache, groups, max_rows=serving.max_rows, context_tokens=CONTEXT, device=device
         )

@@ -19,8 +19,7 @@ from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.request import Request
 from troth.errors import Busy, ContextExceeded
 from troth.schedule import invariants
-from troth.schedule.replay import replay
-from troth.testing.fake_runner import FakeRunner, expected_answer
+from troth.testing.fake_runner import FakeRunner
 
 TOPOLOGIES: dict[str, tuple[tuple[AttentionSpec, ...], bool]] = {
     "full": ((FULL,), False),
@@ -152,14 +151,4 @@ def test_prompt_cache_keeps_its_laws_under_random_traffic(
     while world.scheduler.reservations():
         world.arrive(0, True)
     world.drain()
-    for name, one in world.requests.items():
-        assert name in world.ends or name in world.cancelled, f"{name} never ended"
-        if world.ends.get(name) in ("stop", "length"):
-            assert one.max_tokens is not None
-            assert world.answers[name] == expected_answer(
-                one, one.max_tokens, groups=groups, answer_length=Conversations.length_of, recurrent=recurrent
-            )
-    assert world.scheduler.is_idle
-    assert [pool.num_used for pool in world.scheduler.pools] == [0] * len(groups)
-    invariants.check(world.scheduler)
-    assert replay(world.lines) == len(world.lines) - 1
+    world.require_answers(recurrent=recurrent)

@@ -19,7 +19,6 @@ from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
 from troth.contracts.request import Request
 from troth.schedule import invariants
-from troth.schedule.replay import replay
 from troth.schedule.scheduler import Scheduler
 from troth.testing.fake_runner import FakeRunner, expected_answer
 
@@ -257,17 +256,7 @@ def test_drafts_change_no_answer_under_random_traffic(
     while world.scheduler.reservations():
         world.arrive(0, True)
     world.drain()
-    for name, one in world.requests.items():
-        assert name in world.ends or name in world.cancelled, f"{name} never ended"
-        if world.ends.get(name) in ("stop", "length"):
-            assert one.max_tokens is not None
-            assert world.answers[name] == expected_answer(
-                one, one.max_tokens, groups=groups, answer_length=Drafted.length_of
-            )
-    assert world.scheduler.is_idle
-    assert [pool.num_used for pool in world.scheduler.pools] == [0] * len(groups)
-    invariants.check(world.scheduler)
-    assert replay(world.lines) == len(world.lines) - 1
+    world.require_answers()
 
 
 def test_scheduler_is_not_told_to_end_drafting_while_drafts_are_verified() -> None:

@@ -114,6 +114,26 @@ class Traffic:
             self.hold(number, False)
         self.run_dry()
 
+    def require_answers(self, *, recurrent: bool = False) -> None:
+        """Every request has ended, those that were answered with their whole answer; nothing is left, and the trace of
+        it replays.
+        """
+        for name, one in self.requests.items():
+            assert name in self.ends or name in self.cancelled, f"{name} never ended"
+            if self.ends.get(name) in ("stop", "length"):
+                assert one.max_tokens is not None
+                assert self.answers[name] == expected_answer(
+                    one,
+                    one.max_tokens,
+                    groups=self.limits.groups,
+                    answer_length=self.length_of,
+                    recurrent=recurrent,
+                )
+        assert self.scheduler.is_idle
+        assert [pool.num_used for pool in self.scheduler.pools] == [0] * len(self.limits.groups)
+        invariants.check(self.scheduler)
+        assert replay(self.lines) == len(self.lines) - 1
+
     def run_dry(self) -> None:
         for _ in range(20_000):
             if not self.step():
@@ -128,15 +148,7 @@ def test_scheduler_keeps_its_laws_under_random_traffic(calls: list[tuple], block
     for name, *arguments in calls:
         getattr(world, name)(*arguments)
     world.drain()
-    for name, one in world.requests.items():
-        assert name in world.ends or name in world.cancelled, f"{name} never ended"
-        if world.ends.get(name) in ("stop", "length"):
-            assert one.max_tokens is not None
-            full = expected_answer(one, one.max_tokens, groups=GROUPS, answer_length=Traffic.length_of)
-            assert world.answers[name] == full
-    assert world.scheduler.is_idle
-    assert [pool.num_used for pool in world.scheduler.pools] == [0, 0]
-    assert replay(world.lines) == len(world.lines) - 1
+    world.require_answers()
 
 
 @given(
@@ -159,9 +171,4 @@ def test_scheduler_lets_nobody_wait_for_a_consumer_that_does_not_read(
     for one in others:
         world.add(*one)
     world.drain()
-    for name, asked in world.requests.items():
-        if world.ends[name] != "refused":
-            assert asked.max_tokens is not None
-            full = expected_answer(asked, asked.max_tokens, groups=GROUPS, answer_length=Traffic.length_of)
-            assert world.answers[name] == full
-    assert replay(world.lines) == len(world.lines) - 1
+    world.require_answers()

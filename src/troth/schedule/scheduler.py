@@ -204,8 +204,8 @@ class Scheduler:
         """Propose what follows a request's last token; the next plan verifies as much of it as has room.
 
         From now on the row waits for its own commits, so that all its tokens are known when drafts are made; None ends
-        that, but not while drafts are verified. Drafts come without claims: too many, or for a row that can take none, they
-        are left out.
+        that, but not while drafts are verified. Drafts come without claims: too many, or for a row that can take none,
+        they are left out.
         """
         state = self._states.get(request_id)
         if state is None:
