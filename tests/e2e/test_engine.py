@@ -15,9 +15,10 @@ import pytest
 
 from tests.e2e.conftest import open_engine, require_idle
 from tests.e2e.demo_server import DEADLINE_S, QUESTION, wait_for
+from troth.answer_stream import AnswerStream
 from troth.contracts.events import Completed, Prefill, Segment
 from troth.errors import Cancelled, ContextExceeded, RequestError
-from troth.library import AnswerStream, Engine
+from troth.library import Engine
 from troth.run.stream import MAX_EVENTS
 
 pytestmark = pytest.mark.e2e

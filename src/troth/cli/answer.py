@@ -14,7 +14,7 @@ from troth.cli.terminal import Terminal
 from troth.contracts.events import Prefill, Queued, Segment
 
 if TYPE_CHECKING:
-    from troth.library import AnswerStream, Reply
+    from troth.answer_stream import AnswerStream, Reply
 
 
 def show_answer(

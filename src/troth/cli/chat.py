@@ -18,7 +18,8 @@ from troth.cli.terminal import Terminal
 from troth.errors import ContextExceeded, OptionError, TrothError
 
 if TYPE_CHECKING:
-    from troth.library import Engine, Reply
+    from troth.answer_stream import Reply
+    from troth.library import Engine
 
 PROMPT: Final = "> "
 HELP: Final = """\

@@ -14,7 +14,7 @@ from troth.cli.terminal import Terminal
 from troth.errors import OptionError
 
 if TYPE_CHECKING:
-    from troth.library import Reply
+    from troth.answer_stream import Reply
 
 
 def run(args: Namespace, terminal: Terminal) -> int:

@@ -20,7 +20,8 @@ from troth.contracts.sampling import SamplingParams
 from troth.errors import CapabilityUnavailable, OptionError
 
 if TYPE_CHECKING:
-    from troth.library import AnswerStream, Engine
+    from troth.answer_stream import AnswerStream
+    from troth.library import Engine
 
 SAMPLING_FIELDS: Final = tuple(flag.field for flag in flags.SAMPLING.flags)
 

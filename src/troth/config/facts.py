@@ -33,11 +33,16 @@ class MachineFacts:
     gpus: tuple[GpuFacts, ...] = ()
 
 
+def num_cores() -> int:
+    """Cores this process may be scheduled on; where the system does not say, all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def read_facts(gpus: tuple[GpuFacts, ...] = ()) -> MachineFacts:
     """Ask the operating system."""
     total, available = _memory(_MEMINFO, _CGROUP)
     return MachineFacts(
-        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cores=num_cores(),
         total_bytes=total,
         available_bytes=available,
         gpus=gpus,

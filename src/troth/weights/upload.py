@@ -6,7 +6,6 @@ longer. Refuses to know what the tensors are. Used by ``ops/linear.py``'s ``dens
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from queue import SimpleQueue
@@ -14,6 +13,8 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
+from troth.config.facts import num_cores
 
 CHUNK_BYTES: Final = 16 * 2**20
 MOST_LANES: Final = 8
@@ -46,7 +47,7 @@ class _Lanes:
     """Threads that copy chunks to one device."""
 
     def __init__(self, device: torch.device) -> None:
-        count = min(MOST_LANES, len(os.sched_getaffinity(0)))
+        count = min(MOST_LANES, num_cores())
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="troth-upload")
         self._free: SimpleQueue[tuple[Tensor, torch.cuda.Stream]] = SimpleQueue()
         for _ in range(count):
