@@ -11,7 +11,7 @@ from troth.contracts.request import Request
 from troth.errors import Busy, ContextExceeded, RequestError
 from troth.schedule import invariants
 from troth.schedule.admission import SchedulerLimits
-from troth.schedule.row_book import HELD_STEPS
+from troth.schedule.request_queues import HELD_STEPS
 from troth.schedule.scheduler import Scheduler
 from troth.testing.fake_runner import FakeRunner, expected_answer
 

@@ -32,7 +32,7 @@ from troth.run.grammar import RowGrammars
 from troth.run.memory_guard import MemoryGuard, memory_marks
 from troth.run.planned import Planned, max_samples, namespace_of, require_fit
 from troth.run.runner import ModelRunner
-from troth.run.warmup import measure_transient_bytes, rehearse
+from troth.run.warmup import measure_transient_bytes, warm_up
 from troth.run.worker import EngineThread
 from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
@@ -77,7 +77,7 @@ def assemble(
     runner = _runner(planned, model, cache, checkpoints, grammars)
     if not planned.resolved.is_cpu:
         progress("warming up", 1, 2)
-        rehearse(runner, _limits(planned), tokenizer, pipeline_depth(_device(planned)))
+        warm_up(runner, _limits(planned), tokenizer, pipeline_depth(_device(planned)))
         progress("warming up", 2, 2)
     scheduler = Scheduler(_limits(planned))
     active = [provider.name for provider in providers if provider.active]

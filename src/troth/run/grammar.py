@@ -24,7 +24,7 @@ from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan, StepResult
 from troth.contracts.request import Request
 from troth.ops.mask import mask
 from troth.run.draws import DrawPlaces
-from troth.run.readback import NOT_FINITE, Readback, sent
+from troth.run.readback import NOT_FINITE, Readback, to_device
 from troth.run.token_masks import TokenMask, advance, advance_verified, begin, look_ahead, next_mask, resume
 from troth.text.grammar import GrammarCompiler
 from troth.text.grammar_session import GrammarSession
@@ -160,7 +160,7 @@ class RowGrammars:
                 step.faults[s] = place.session.fault or "the grammar lets no token follow"
         if bound:
             allowed_GW = torch.frombuffer(bytearray(b"".join(masks)), dtype=torch.int32).view(len(bound), -1)
-            mask(logits_SV, sent(torch.tensor(bound), logits_SV.device), sent(allowed_GW, logits_SV.device))
+            mask(logits_SV, to_device(torch.tensor(bound), logits_SV.device), to_device(allowed_GW, logits_SV.device))
         return step
 
     def advance(self, step: GrammarStep, tokens: Readback, draws: DrawPlaces) -> None:

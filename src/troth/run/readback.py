@@ -46,6 +46,6 @@ class Readback:
         return tokens
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on the device. The host does not wait for the copy, and may forget the tensor."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

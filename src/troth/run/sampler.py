@@ -21,7 +21,7 @@ from troth.ops.penalise import Touched, penalise
 from troth.ops.sample import Draws, as_int64, sample, step_key
 from troth.run.draws import DrawPlaces, draw_places
 from troth.run.grammar import GrammarStep, RowGrammars
-from troth.run.readback import Readback, sent
+from troth.run.readback import Readback, to_device
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class Sampler:
             self._draws = _parameters([state.params for state in self._drawn], device)
         if not self._draws.all_greedy:
             keys = [as_int64(step_key(state.params.seed, step)) for state, step in sampled]
-            self._draws.key_R = sent(torch.tensor(keys, dtype=torch.int64), device)
+            self._draws.key_R = to_device(torch.tensor(keys, dtype=torch.int64), device)
         return self._draws
 
     def prompt_logprobs_of(self, row: Row) -> int | None:
@@ -182,7 +182,7 @@ class Sampler:
                 subtract.append(penalty - state.bias.get(token_id, 0.0))
         if not rows:
             return None
-        return Touched(*(sent(torch.tensor(column), device) for column in (rows, tokens, repetition, subtract)))
+        return Touched(*(to_device(torch.tensor(column), device) for column in (rows, tokens, repetition, subtract)))
 
 
 def _count_accepted(state: _RowSampling, start: int) -> None:
@@ -223,15 +223,15 @@ def _parameters(params: list[SamplingParams], device: torch.device) -> Draws:
     """Draws without their keys."""
 
     def column(name: str, dtype: torch.dtype) -> Tensor:
-        return sent(torch.tensor([getattr(p, name) for p in params], dtype=dtype), device)
+        return to_device(torch.tensor([getattr(p, name) for p in params], dtype=dtype), device)
 
     temperatures = [0.0 if p.is_greedy else p.temperature for p in params]
     # In float32 a smaller one would be 0, and keep no token at all.
     masses = [max(p.top_p, torch.finfo(torch.float32).tiny) for p in params]
     return Draws(
-        temperature_R=sent(torch.tensor(temperatures, dtype=torch.float32), device),
+        temperature_R=to_device(torch.tensor(temperatures, dtype=torch.float32), device),
         top_k_R=column("top_k", torch.int32),
-        top_p_R=sent(torch.tensor(masses, dtype=torch.float32), device),
+        top_p_R=to_device(torch.tensor(masses, dtype=torch.float32), device),
         min_p_R=column("min_p", torch.float32),
         xtc_probability_R=column("xtc_probability", torch.float32),
         xtc_threshold_R=column("xtc_threshold", torch.float32),

@@ -16,24 +16,24 @@ from troth.contracts.events import Event, Failed
 from troth.contracts.failures import error_from_event
 from troth.contracts.names import BLOCK_TOKENS, BlockId, RequestId, Row
 from troth.contracts.plan import BlockUpdate, StepPlan
+from troth.contracts.ports import StepRunner
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
 from troth.models.family import Model
 from troth.run.device_batch import DeviceBatches
 from troth.run.engine import EngineLoop
-from troth.run.runner import ModelRunner
 from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
 from troth.text.detokenize import TokenBytes
 
-REHEARSED: Final[tuple[tuple[int, dict[str, float]], ...]] = (
+WARM_UP_REQUESTS: Final[tuple[tuple[int, dict[str, float]], ...]] = (
     (40, {"temperature": 0.0}),
     (200, {"temperature": 1.0}),
     (17, {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01}),
     (1500, {"temperature": 0.0}),
 )
 """Prompt tokens and draws of the requests that are answered first: alone, together, and prompts beside decodes."""
-REHEARSED_TOKENS: Final = 6
+WARM_UP_TOKENS: Final = 24
 
 
 @torch.inference_mode()
@@ -79,7 +79,7 @@ def measure_transient_bytes(
     return int(torch.cuda.max_memory_allocated(device) - before)
 
 
-class _Audience:
+class _NoConsumer:
     """A consumer of answers that nobody wants; notes what went wrong."""
 
     last_read = 0.0
@@ -94,7 +94,7 @@ class _Audience:
         return True
 
 
-def rehearse(runner: ModelRunner, limits: SchedulerLimits, tokenizer: TokenBytes, depth: int) -> None:
+def warm_up(runner: StepRunner, limits: SchedulerLimits, tokenizer: TokenBytes, depth: int) -> None:
     """Answer a few requests on a runner that has not answered any, through a scheduler of their own.
 
     Args:
@@ -106,15 +106,15 @@ def rehearse(runner: ModelRunner, limits: SchedulerLimits, tokenizer: TokenBytes
     Raises:
         TrothError: what ended one of them; the engine would answer nobody.
     """
-    scheduler = Scheduler(replace(limits, prompt_cache=False, max_waiting=len(REHEARSED)))
+    scheduler = Scheduler(replace(limits, prompt_cache=False, max_waiting=len(WARM_UP_REQUESTS)))
     loop = EngineLoop(scheduler, runner, tokenizer, clock=time.monotonic, pipeline_depth=depth)
-    audience = _Audience()
-    most = limits.largest_request - REHEARSED_TOKENS
-    for number, (num_prompt, sampling) in enumerate(REHEARSED):
+    audience = _NoConsumer()
+    most = limits.largest_request - WARM_UP_TOKENS
+    for number, (num_prompt, sampling) in enumerate(WARM_UP_REQUESTS):
         request = Request(
-            request_id=RequestId(f"rehearsal-{number}"),
+            request_id=RequestId(f"warm-up-{number}"),
             prompt_ids=(0,) * max(1, min(num_prompt, most)),
-            max_tokens=REHEARSED_TOKENS,
+            max_tokens=WARM_UP_TOKENS,
             sampling=SamplingParams(seed=number, **sampling),  # type: ignore[arg-type]
         )
         loop.add(request, audience)

@@ -11,8 +11,9 @@ A second step may be planned before the first is committed (``plan.ON_DEVICE`` s
 A row that is given drafts waits for its own commits instead: drafts follow a token that is known. They count as
 computed once the commit says that they were right; the slots of the others are written again.
 What a commit confirms is offered to the prompt cache at once, so that requests still running share it too.
-Next: ``step_planning.py`` for what one step feeds, ``row_book.py`` for rows and queue, ``request_state.py`` for one
-request's numbers, ``prefix_index.py`` for what stays when they end, ``run/engine.py`` for the loop that drives this.
+Next: ``step_planning.py`` for what one step feeds, ``request_queues.py`` for who waits and who has a row,
+``request_state.py`` for one request's numbers, ``prefix_index.py`` for what stays when they end, ``run/engine.py`` for
+the loop that drives this.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from troth.schedule.block_pool import BlockPool
 from troth.schedule.block_supply import BlockSupply
 from troth.schedule.pins import Pins
 from troth.schedule.prefix_index import PrefixIndex
+from troth.schedule.request_queues import ENDED, RUNNING, SETTLING, Order, RequestQueues
 from troth.schedule.request_state import RequestState, by_priority_then_arrival
 from troth.schedule.reservations import Reservation, Reservations
-from troth.schedule.row_book import ENDED, RUNNING, SETTLING, Order, RowBook
 from troth.schedule.step_planning import StepPlanning
 
 
@@ -79,8 +80,8 @@ class Scheduler:
         self._reservations = Reservations(self._supply)
         self.pins = Pins(self._supply.index, limits)
         """Prefixes kept by name; changed by ``pin`` and ``unpin`` alone, which traces record."""
-        self._book = RowBook(self._supply, limits.max_rows, order)
-        self._planning = StepPlanning(limits, self._book, self._supply)
+        self._queues = RequestQueues(self._supply, limits.max_rows, order)
+        self._planning = StepPlanning(limits, self._queues, self._supply)
         self._states: dict[RequestId, RequestState] = {}
         self._in_flight: deque[_InFlight] = deque()
         self._ending: list[tuple[RequestState, FinishReason]] = []
@@ -101,22 +102,22 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         """Rows that lost their blocks to others since the start."""
-        return self._book.num_preemptions
+        return self._queues.num_preemptions
 
     @property
     def num_waiting(self) -> int:
         """Requests without a row."""
-        return len(self._book.waiting)
+        return len(self._queues.waiting)
 
     @property
     def num_running(self) -> int:
         """Requests with a row, ended ones that settle aside."""
-        return sum(1 for state in self._book.running if state.status is RUNNING)
+        return sum(1 for state in self._queues.running if state.status is RUNNING)
 
     @property
     def num_free_rows(self) -> int:
         """Rows nobody has."""
-        return self._book.num_free
+        return self._queues.num_free
 
     @property
     def num_in_flight(self) -> int:
@@ -126,7 +127,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether no request is left and no step is under way."""
-        return not (self._states or self._book.running or self._in_flight or self._reservations)
+        return not (self._states or self._queues.running or self._in_flight or self._reservations)
 
     def state_of(self, request_id: RequestId) -> RequestState | None:
         """The bookkeeping of a request that has not ended; read only."""
@@ -134,7 +135,7 @@ class Scheduler:
 
     def states(self) -> list[RequestState]:
         """Every request with bookkeeping, settling ones included; read only."""
-        return [*self._book.running, *self._book.waiting]
+        return [*self._queues.running, *self._queues.waiting]
 
     def reservations(self) -> list[Reservation]:
         """Blocks on their way into the prompt cache from elsewhere; read only."""
@@ -151,12 +152,12 @@ class Scheduler:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         max_tokens = admit(request, self.limits)
         # Free rows are not queue places: a request that starts in the next step does not wait.
-        if len(self._book.waiting) >= self.limits.max_waiting + self._book.num_free:
-            raise Busy(f"{len(self._book.waiting)} requests are waiting; the queue holds {self.limits.max_waiting}")
+        if len(self._queues.waiting) >= self.limits.max_waiting + self._queues.num_free:
+            raise Busy(f"{len(self._queues.waiting)} requests are waiting; the queue holds {self.limits.max_waiting}")
         state = RequestState(request, self._num_arrivals, max_tokens)
         self._num_arrivals += 1
         self._states[request.request_id] = state
-        self._book.queue(state)
+        self._queues.enqueue(state)
         return max_tokens
 
     def finish(self, request_id: RequestId, *, num_emitted: int | None = None) -> bool:
@@ -185,7 +186,7 @@ class Scheduler:
             state.num_done = min(state.num_done, state.num_computed)
         self._ending = [(one, reason) for one, reason in self._ending if one is not state]
         if state.num_pending > 1:
-            self._book.preempt(state)  # the second sample's step was fed the first one, which never was
+            self._queues.preempt(state)  # the second sample's step was fed the first one, which never was
         state.num_dropped += state.num_pending
         state.num_pending = 0
         state.token_ids.extend(token_ids)
@@ -219,7 +220,7 @@ class Scheduler:
 
     def reserve(self, namespace: str, token_ids: Sequence[int]) -> Reservation | None:
         """As Reservations.reserve, leaving running rows what they count on. Filling it takes no step."""
-        return self._reservations.reserve(namespace, token_ids, self._book.running)
+        return self._reservations.reserve(namespace, token_ids, self._queues.running)
 
     def adopt(self, reservation_id: int) -> None:
         """As Reservations.adopt: the next plans may serve its blocks."""
@@ -256,7 +257,7 @@ class Scheduler:
         states = self._planning.fill(plan, is_idle=not self._in_flight)
         if not plan.rows:
             return None
-        self._book.hand_over(plan)
+        self._queues.hand_over(plan)
         self._num_steps += 1
         self._in_flight.append(_InFlight(plan, states, [state.epoch for state in states]))
         return plan
@@ -284,11 +285,11 @@ class Scheduler:
             if state.epoch == flight.epochs[i]:
                 num_done = state.num_done = plan.starts[i] + plan.num_new[i] - num_drafts
                 if num_done >= state.publish_at:
-                    self._book.publish(state)
+                    self._queues.publish(state)
             elif not samples:
                 continue  # the row lost its state meanwhile; a sampled token is still good, a chunk is not
             if state.status is SETTLING:
-                self._book.release(state)
+                self._queues.release(state)
                 continue
             outcome = RowOutcome(state.request_id, num_prefilled=state.num_done)
             if samples and state.num_dropped:
@@ -383,4 +384,4 @@ class Scheduler:
     def _end(self, state: RequestState, *, failed: bool) -> None:
         self._states.pop(state.request_id, None)
         self._planning.drafting.pop(state, None)
-        self._book.end(state, failed=failed)
+        self._queues.end(state, failed=failed)

@@ -1,6 +1,6 @@
 """Which tokens one step feeds: decodes first, then drafts to verify, then prompt chunks within the budget.
 
-Refuses to know how requests come and end (``scheduler.py``), and who has which row (``row_book.py``).
+Refuses to know how requests come and end (``scheduler.py``), and who has which row (``request_queues.py``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, CheckpointCopy, StepPlan
 from troth.contracts.prefill import next_prefill_step
 from troth.schedule.admission import SchedulerLimits
 from troth.schedule.block_supply import BlockSupply
+from troth.schedule.request_queues import RUNNING, RequestQueues
 from troth.schedule.request_state import RequestState
-from troth.schedule.row_book import RUNNING, RowBook
 
 
 class StepPlanning:
@@ -21,15 +21,15 @@ class StepPlanning:
 
     Args:
         limits: budgets.
-        book: who has a row and who waits; changed by admission and preemption.
+        queues: who has a row and who waits; changed by admission and preemption.
         supply: gives drafts their blocks, if there are any to spare.
     """
 
-    def __init__(self, limits: SchedulerLimits, book: RowBook, supply: BlockSupply) -> None:
+    def __init__(self, limits: SchedulerLimits, queues: RequestQueues, supply: BlockSupply) -> None:
         self.drafting: dict[RequestState, Sequence[int]] = {}
         """Rows that wait for their commits, because somebody drafts for them -> the drafts for the next step."""
         self._limits = limits
-        self._book = book
+        self._queues = queues
         self._supply = supply
         self._saves_states = limits.num_checkpoints is not None
         self._planned: list[RequestState] = []
@@ -48,8 +48,8 @@ class StepPlanning:
         """Feed one output token of every row whose gap is one, and the drafts behind it; whether a row was preempted
         to make room.
         """
-        before = self._book.num_preemptions
-        running = self._book.running
+        before = self._queues.num_preemptions
+        running = self._queues.running
         saves = self._saves_states
         drafting = self.drafting
         verifying: list[tuple[RequestState, Sequence[int]]] = []
@@ -69,7 +69,7 @@ class StepPlanning:
                 if drafts := self._usable_drafts(state, plan):
                     verifying.append((state, drafts))
                     continue
-            if position % BLOCK_TOKENS == 0 and not self._book.make_room(state, position + 1, plan):
+            if position % BLOCK_TOKENS == 0 and not self._queues.make_room(state, position + 1, plan):
                 continue
             self._append(plan, state, 1)
             plan.token_ids.append(state.token_ids[position] if position < num_known else ON_DEVICE)
@@ -78,7 +78,7 @@ class StepPlanning:
         plan.num_decodes = len(plan.rows)
         if drafting:
             self._plan_verifies(plan, verifying)
-        return self._book.num_preemptions != before
+        return self._queues.num_preemptions != before
 
     def _usable_drafts(self, state: RequestState, plan: StepPlan) -> Sequence[int]:
         """The row's drafts, as far as answer and blocks have room for them: nobody loses blocks to a guess."""
@@ -120,27 +120,27 @@ class StepPlanning:
 
     def _plan_prefills(self, plan: StepPlan, *, admit_waiting: bool, is_idle: bool) -> None:
         """Feed prompt chunks of running rows, then of waiting requests, within this step's budget."""
-        limits, book = self._limits, self._book
-        prefilling = [s for s in book.running if (s.gap > 1 or s.num_computed < s.num_prompt) and not s.held]
+        limits, queues = self._limits, self._queues
+        prefilling = [s for s in queues.running if (s.gap > 1 or s.num_computed < s.num_prompt) and not s.held]
         budget = limits.chunk_tokens if plan.rows else limits.step_tokens
-        alone = not plan.rows and len(prefilling) + (len(book.waiting) if admit_waiting else 0) == 1
+        alone = not plan.rows and len(prefilling) + (len(queues.waiting) if admit_waiting else 0) == 1
         widest = limits.step_tokens if alone else limits.chunk_tokens
         for state in prefilling:
             if budget <= 0:
                 return
             if state.status is RUNNING:
                 budget -= self._plan_chunk(plan, state, min(budget, widest))
-        while admit_waiting and budget > 0 and book.waiting:
-            held = book.held_row(plan, is_idle=is_idle)
-            if not book.num_free and held is None:
+        while admit_waiting and budget > 0 and queues.waiting:
+            held = queues.held_row(plan, is_idle=is_idle)
+            if not queues.num_free and held is None:
                 return
-            first = book.first_ready()
+            first = queues.first_ready()
             if first is None:
                 return
-            if book.admit(first, plan):
+            if queues.admit(first, plan):
                 budget -= self._plan_chunk(plan, first, min(budget, widest))
             elif held is not None:
-                book.preempt(held)
+                queues.preempt(held)
             else:
                 return
 
@@ -150,7 +150,7 @@ class StepPlanning:
         if self._saves_states and state.prefix is not None:
             checkpoint_at = state.prefix.next_checkpoint(state.num_computed, num_known)
         step = next_prefill_step(num_known, state.num_computed, width, checkpoint_at=checkpoint_at)
-        if not self._book.make_room(state, step.end, plan):
+        if not self._queues.make_room(state, step.end, plan):
             return 0
         self._append(plan, state, step.end - step.start)
         plan.token_ids.extend(state.token_ids[step.start : step.end])

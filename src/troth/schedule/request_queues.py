@@ -29,7 +29,7 @@ only hesitates takes, so that it is not computed again for a moment's pause.
 """
 
 
-class RowBook:
+class RequestQueues:
     """Owns the queue, the rows and what the next plan must tell of them. Used by one scheduler.
 
     Args:
@@ -56,7 +56,7 @@ class RowBook:
         """Rows nobody has."""
         return len(self._free_rows)
 
-    def queue(self, state: RequestState) -> None:
+    def enqueue(self, state: RequestState) -> None:
         """Have a request wait for a row."""
         insort(self.waiting, state, key=self._order)
 
@@ -123,7 +123,7 @@ class RowBook:
         state.status = WAITING
         state.num_computed = state.num_done = 0
         state.epoch += 1
-        self.queue(state)
+        self.enqueue(state)
 
     def end(self, state: RequestState, *, failed: bool) -> None:
         """Take a request out of the queue or out of its row; of one that failed nothing stays in the prompt cache."""
