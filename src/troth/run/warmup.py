@@ -27,10 +27,10 @@ from troth.schedule.scheduler import Scheduler
 from troth.text.detokenize import TokenBytes
 
 WARM_UP_REQUESTS: Final[tuple[tuple[int, dict[str, float]], ...]] = (
-    (40, {"temperature": 0.0}),
-    (200, {"temperature": 1.0}),
-    (17, {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01}),
     (1500, {"temperature": 0.0}),
+    (40, {"temperature": 1.0}),
+    (17, {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01}),
+    (200, {"temperature": 0.0}),
 )
 """Prompt tokens and draws of the requests that are answered first: alone, together, and prompts beside decodes."""
 WARM_UP_TOKENS: Final = 24
@@ -109,12 +109,13 @@ def warm_up(runner: StepRunner, limits: SchedulerLimits, tokenizer: TokenBytes, 
     scheduler = Scheduler(replace(limits, prompt_cache=False, max_waiting=len(WARM_UP_REQUESTS)))
     loop = EngineLoop(scheduler, runner, tokenizer, clock=time.monotonic, pipeline_depth=depth)
     audience = _NoConsumer()
-    most = limits.largest_request - WARM_UP_TOKENS
+    # An engine may have room for two tokens and no more.
+    num_tokens = max(1, min(WARM_UP_TOKENS, limits.largest_request - 1))
     for number, (num_prompt, sampling) in enumerate(WARM_UP_REQUESTS):
         request = Request(
             request_id=RequestId(f"warm-up-{number}"),
-            prompt_ids=(0,) * max(1, min(num_prompt, most)),
-            max_tokens=WARM_UP_TOKENS,
+            prompt_ids=(0,) * max(1, min(num_prompt, limits.largest_request - num_tokens)),
+            max_tokens=num_tokens,
             sampling=SamplingParams(seed=number, **sampling),  # type: ignore[arg-type]
         )
         loop.add(request, audience)
