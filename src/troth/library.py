@@ -24,14 +24,17 @@ from troth.contracts.grammar import Grammar
 from troth.contracts.memory_plan import MemoryPlan
 from troth.contracts.names import RequestId
 from troth.contracts.ports import EngineInfo, EngineStatus
+from troth.contracts.prefix_cache import PinnedPrefix
 from troth.contracts.progress import LoadProgress, no_progress
 from troth.contracts.request import Request
+from troth.contracts.sampling import SamplingParams
 from troth.contracts.speculation import Speculation, read_speculation
 from troth.errors import RequestError
 
 if TYPE_CHECKING:
     from troth.run.worker import EngineThread
     from troth.text.chat_terms import ChatTerms
+    from troth.text.prefix import PrefixIds
     from troth.text.prompt import Prompt
 
 Messages = str | Sequence[Mapping[str, Any]]
@@ -142,8 +145,9 @@ class Engine:
                 ``reasoning_budget`` (most tokens of reasoning), ``max_tokens``, ``stop`` (string or list),
                 ``response_format`` (a mapping as in the OpenAI API), ``grammar`` (a ``contracts.grammar.Grammar``),
                 ``ignore_eos``, ``priority``, ``prompt_cache``, ``cache_salt`` (only requests with the same one share
-                cached prompts), ``speculation`` (who drafts tokens: ``"ngram"``, ``"grammar"``, both between a comma,
-                ``"off"``, or a ``contracts.speculation.Speculation``; without it what the engine's options say),
+                cached prompts), ``speculation`` (who drafts tokens: ``"ngram"``, ``"grammar"``, ``"mtp"``, several
+                between commas, ``"off"``, or a ``contracts.speculation.Speculation``; without it what the engine's
+                options say),
                 ``prediction`` (a text that the answer repeats in large part, which is
                 then written faster), and the fields of ``contracts.sampling.SamplingParams``.
 
@@ -169,6 +173,50 @@ class Engine:
         """Continue a text, or token ids, piece by piece; ``options`` as ``stream``, tools and thinking aside."""
         return self._submit(self._completion(prompt), options)
 
+    def warm(
+        self,
+        messages: Messages | None = None,
+        *,
+        prompt: str | Sequence[int] | None = None,
+        name: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> PinnedPrefix:
+        """Compute a prefix before anybody asks for it, and pin it until it is unpinned; waits until that is done.
+
+        Args:
+            messages: as ``stream`` takes them. Of system prompts alone what all conversations begin with is kept, of a
+                conversation all but the opening of the next answer.
+            prompt: a text or token ids, in place of messages.
+            name: takes the place of an older pin of this name; None: named after the tokens.
+            template_variables, options: what changes how a chat is rendered (tools, thinking), and ``cache_salt``.
+
+        Returns:
+            What is kept, in whole blocks of 16 tokens.
+
+        Raises:
+            RequestError: an option is wrong, nothing is left to pin, or the largest request would not fit beside it.
+        """
+        found = self._prefix(messages, prompt, template_variables, options)
+        request = Request(
+            request_id=RequestId(uuid.uuid4().hex),
+            prompt_ids=found.ids,
+            max_tokens=1,
+            boundary=len(found.ids),
+            checkpoint_positions=found.ends,
+            namespace=options.get("cache_salt") or "",
+            pin=name or found.name,
+            sampling=SamplingParams(temperature=0.0),
+        )
+        _drain(AnswerStream(self._thread.submit(request, whole=True), self))
+        status = self.status().prefix_cache
+        removed = PinnedPrefix(name=request.pin or "", num_tokens=0, num_bytes=0)  # by somebody else, meanwhile
+        return next((pin for pin in status.pins if pin.name == request.pin), removed) if status else removed
+
+    def unpin(self, name: str) -> None:
+        """Let a prefix go with what else is cached; of one that is not there nothing happens."""
+        self._thread.unpin(name)
+
     def close(self) -> None:
         """End running requests and give the memory back. Idempotent."""
         self._thread.close()
@@ -188,6 +236,33 @@ class Engine:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close_async()
+
+    def _prefix(
+        self,
+        messages: Messages | None,
+        prompt: str | Sequence[int] | None,
+        template_variables: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> PrefixIds:
+        from troth.text.chat_terms import TERMS, read_terms
+        from troth.text.messages import normalise_messages
+        from troth.text.prefix import PrefixIds, chat_prefix
+
+        unknown = next((name for name in options if name not in (*TERMS, "cache_salt")), None)
+        if unknown is not None:
+            raise RequestError(f"{unknown!r} changes no prefix; leave it out", param=unknown)
+        if (messages is None) == (prompt is None):
+            raise RequestError("a prefix is made of messages or of a prompt; give one of them", param="messages")
+        if prompt is not None:
+            return PrefixIds(tuple(self._completion(prompt).ids))
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if template_variables is not None:
+            _require_names(template_variables)
+        terms, capabilities = read_terms(options), self._text.capabilities
+        terms.require_served(capabilities)
+        variables = terms.variables(capabilities) | dict(template_variables or {})
+        return chat_prefix(self._prompts, normalise_messages(messages), terms.shown_tools, variables or None)
 
     def _completion(self, prompt: str | Sequence[int]) -> Prompt:
         return self._prompts.completion(prompt) if isinstance(prompt, str) else self._prompts.token_ids(prompt)

@@ -183,6 +183,41 @@ def test_conversation_file_that_does_not_agree_with_itself_names_the_place(
     assert there.folder.files() == []
 
 
+def nothing(path: Path) -> None:
+    """No file."""
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (nothing, "there is no such file"),
+        (Path.mkdir, "is a folder, not what troth cache export writes"),
+        (lambda path: path.write_text("hello"), "is not what troth cache export writes, or is cut off"),
+    ],
+)
+def test_conversation_file_that_is_none_is_refused_in_words(
+    place_at: Callable[..., CachePlace], tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    make(tmp_path / "file")
+    with pytest.raises(OptionError) as caught:
+        import_conversation(place_at("there"), tmp_path / "file")
+    assert str(caught.value).startswith(f"{tmp_path / 'file'}: {said}")
+
+
+def test_conversation_of_which_a_part_is_known_is_imported_without_writing_that_again(
+    place_at: Callable[..., CachePlace], tmp_path: Path
+) -> None:
+    here, there = place_at("here"), place_at("there")
+    fill(here)
+    export_conversation(here, IDS, tmp_path / "file")
+    put(there, IDS, "kv0", range(2))
+    came = import_conversation(there, tmp_path / "file")
+    assert (came.num_members, came.num_known) == (4, 0)
+    contents = {one.kind: one.num_blocks for one in there.folder.contents()}
+    assert contents == {"kv0": 7, "kv1": 3, "state": 1}, "blocks lie there twice"
+    assert sorted(content(there, IDS, "kv0")) == list(range(7))
+
+
 def test_conversation_file_with_any_byte_changed_or_cut_off_is_refused_or_the_same(
     place_at: Callable[..., CachePlace], tmp_path: Path
 ) -> None:

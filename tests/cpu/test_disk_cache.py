@@ -6,10 +6,10 @@ import errno
 import gc
 import random
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +17,22 @@ import pytest
 import torch
 
 from tests import laws
-from tests.cpu.disk_blocks import NAMESPACE, disk_cache
+from tests.cpu.disk_blocks import disk_cache
+from tests.cpu.disk_world import CPU, TOPOLOGIES, text, world
 from tests.cpu.test_laws import FAMILIES
-from tests.cpu.tiny_models import CONTEXT, CPU, load, random_ids, random_model, save
+from tests.cpu.tiny_models import load, random_model, save
 from troth.cache import disk_folder
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.disk_names import cache_namespace
+from troth.cache.disk_speed import DiskSpeed
 from troth.cache.disk_tier import DiskTier
 from troth.cache.storage import CacheStorage
-from troth.contracts.cache_spec import attention_groups, recurrent_bytes
+from troth.contracts.cache_spec import attention_groups
 from troth.contracts.events import Completed
 from troth.contracts.names import RequestId
-from troth.contracts.prefix_cache import DiskCacheStatus
-from troth.contracts.request import Request
-from troth.contracts.sampling import SamplingParams
 from troth.models.family import Model
-from troth.run.batch import BatchBuilder
-from troth.run.disk_cache import DiskCache
-from troth.run.engine import EngineLoop
-from troth.run.runner import ModelRunner
 from troth.schedule.admission import SchedulerLimits
-from troth.schedule.replay import RecordingScheduler, replay
-from troth.testing.byte_tokenizer import ByteTokenizer
-
-TOPOLOGIES = ("llama", "gemma3", "qwen3_5")
-"""Full attention, sliding windows, recurrent state."""
-
-
-@dataclass
-class World:
-    """One engine with a disk tier, and the trace of its scheduler."""
-
-    loop: EngineLoop
-    scheduler: RecordingScheduler
-    disk: DiskCache
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def status(self) -> DiskCacheStatus:
-        return self.disk.status()
-
-    def serve(self, *requests: Request, stagger: int = 0) -> list[laws.Answer]:
-        return laws.serve_on(self.loop, self.scheduler, requests, stagger=stagger)
+from troth.schedule.replay import RecordingScheduler
 
 
 @pytest.fixture(scope="module", name="models")
@@ -71,47 +45,6 @@ def _models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
         return loaded[family]
 
     return get
-
-
-@contextmanager
-def world(model: Model, folder: Path, *, namespace: str = NAMESPACE, **changes: Any) -> Iterator[World]:
-    specs = model.config.cache_specs(4)
-    groups = attention_groups(specs)
-    values: dict[str, Any] = {"num_blocks": (200,) * len(groups), "max_rows": 4, "max_waiting": 64} | changes
-    lines: list[str] = []
-    num_checkpoints = None if recurrent_bytes(specs) is None else 32
-    limits = SchedulerLimits(
-        groups=groups,
-        chunk_tokens=64,
-        step_tokens=64,
-        context_tokens=CONTEXT,
-        prompt_cache=True,
-        num_checkpoints=num_checkpoints,
-        checkpoint_interval_tokens=32,
-        **values,
-    )
-    cache = CacheStorage(specs, limits.num_blocks, limits.max_rows, dtype=torch.float32, device=CPU)
-    scheduler = RecordingScheduler(limits, lines.append)
-    checkpoints = CheckpointStorage(cache, num_checkpoints or 0)
-    disk = disk_cache(folder, scheduler, cache, checkpoints, namespace)
-    runner = ModelRunner(model, cache, BatchBuilder(groups, limits.max_rows, CONTEXT), checkpoints=checkpoints)
-    loop = EngineLoop(scheduler, runner, ByteTokenizer(), clock=lambda: 0.0, disk=disk)
-    try:
-        yield World(loop, scheduler, disk, lines)
-    finally:
-        loop.close()
-    assert replay(lines) == len(lines) - 1
-
-
-def text(number: int = 0, num_tokens: int = 150, most: int = 12, name: str = "r") -> Request:
-    return Request(
-        request_id=RequestId(f"{name}{number}"),
-        prompt_ids=tuple(random_ids(num_tokens, seed=number)),
-        max_tokens=most,
-        sampling=SamplingParams(temperature=0, logprobs=0),
-        boundary=num_tokens - 3,
-        checkpoint_positions=(40,),
-    )
 
 
 @pytest.mark.parametrize(
@@ -233,6 +166,22 @@ def test_disk_cache_computes_what_is_slower_to_read(models: Callable[[str], Mode
         after.disk.note_prefill(10**6, 1e-3)
         laws.assert_same(after.serve(text()), cold)
         assert after.status.num_restores == {"slower": 1}
+
+
+@pytest.mark.parametrize(("bytes_per_s", "outcome"), [(100, "slower"), (10**9, "restored")])
+def test_disk_cache_knows_from_the_start_whether_reading_beats_computing(
+    models: Callable[[str], Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_per_s: int, outcome: str
+) -> None:
+    """The first request after a start was always read for, however slow the disk."""
+    with world(models("llama"), tmp_path) as before:
+        cold = before.serve(text())
+    monkeypatch.setattr(DiskSpeed, "probe", lambda speed, scratch: speed.note(bytes_per_s, 1.0))
+    with world(models("llama"), tmp_path) as after:
+        after.disk.note_prefill(64, 64.0)
+        while not after.status.read_bytes_per_s:
+            time.sleep(0.001)
+        laws.assert_same(after.serve(text()), cold)
+        assert after.status.num_restores == {outcome: 1}
 
 
 def test_disk_cache_makes_nobody_wait_longer_than_computing_takes(

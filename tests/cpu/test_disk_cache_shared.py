@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cpu.test_disk_cache import TOPOLOGIES, text, world
+from tests.cpu.disk_world import TOPOLOGIES, text, world
 from tests.cpu.test_laws import FAMILIES
 from tests.cpu.tiny_models import load, random_model, save
 from troth.models.family import Model
@@ -43,7 +43,8 @@ def test_engines_on_one_folder_serve_each_other(models: Callable[[str], Model], 
 
 def test_engines_that_are_killed_leave_nothing_wrong_for_others(tmp_path: Path) -> None:
     """A few of the 200 kills for which ``engine_killer.py`` is there."""
-    command = [sys.executable, "-m", "tests.cpu.engine_killer", str(tmp_path), "2", "qwen3_5"]
+    path = save(random_model(FAMILIES["qwen3_5"]), tmp_path / "qwen3_5")
+    command = [sys.executable, "-m", "tests.cpu.engine_killer", str(tmp_path / "killed"), "2", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("qwen3_5: 2 kills, ")

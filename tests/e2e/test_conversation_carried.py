@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,18 @@ def test_conversation_goes_on_with_a_copy_of_its_model_and_another_cache(tmp_pat
     prompt.write_text(json.dumps({"messages": turn}))
     common = ("--kv-dtype", "float32", "--disk-cache")
     code, text = asked("export", str(prompt), str(file), "-m", str(model), *common, str(tmp_path / "here"))
-    assert (code, text.startswith("Exported the state of ")) == (0, True), text
+    assert code == 0, text
+    told = re.fullmatch(
+        r"Exported the state of (\d+) of (\d+) tokens to (.+), .+\.\nIt is for (.+), float32; .+\n", text
+    )
+    assert told is not None, text
+    assert (told[3], told[4], int(told[2]) - int(told[1]) < 32) == (str(file), model.name, True)
     code, text = asked("import", str(file), "-m", str(copy), *common, str(tmp_path / "there"))
-    assert (code, text.startswith("Imported the state of ")) == (0, True), text
+    assert code == 0, text
+    assert text.startswith(f"Imported the state of {told[1]} tokens of copy, float32 from {file}, "), text
+    code, text = asked("import", str(file), "-m", str(copy), *common, str(tmp_path / "there"), "--json")
+    assert code == 0, text
+    assert (told_again := json.loads(text))["num_known"] == told_again["num_members"] > 0
     second = [*turn, {"role": "user", "content": "What is my name?"}]
     with opened(copy, tmp_path / "there") as engine:
         carried = engine.chat(second, **OPTIONS)

@@ -50,6 +50,47 @@ def test_options_of_none_mean_not_given() -> None:
     assert requests[0].sampling.temperature == plain.sampling.temperature
 
 
+def test_warm_pins_what_every_conversation_begins_with() -> None:
+    one, thread = engine()
+    thread.status_now = lambda: SimpleNamespace(prefix_cache=None)  # type: ignore[attr-defined]
+    system, question = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}
+    one.warm([system], name="short", cache_salt="mine")
+    one.warm([system, question])
+    one.warm(prompt="def main():")
+    one.chat([system, question])
+    opening, turn, text, asked = thread.requests
+    assert bytes(opening.prompt_ids) == b"system: Be brief.\nuser: "
+    assert (opening.pin, opening.namespace, opening.max_tokens) == ("short", "mine", 1)
+    assert turn.prompt_ids == asked.prompt_ids[: asked.boundary]
+    assert (turn.boundary, turn.sampling.temperature) == (len(turn.prompt_ids), 0.0)
+    assert bytes(text.prompt_ids) == b"def main():"
+    names = {turn.pin, text.pin}
+    assert len(names) == 2
+    assert all(str(name).startswith("prefix-") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": "Hi", "prompt": "Hi"}, "messages"),
+        ({"messages": 5}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "boss", "content": ""}]}, "messages[0].role"),
+        ({"messages": "Hi", "max_tokens": 5}, "max_tokens"),
+        ({"messages": "Hi", "template_variables": ["a"]}, "template_variables"),
+        ({"messages": "Hi", "cache_salt": 5}, "cache_salt"),
+        ({"prompt": ""}, None),
+    ],
+)
+def test_warm_names_what_it_cannot_use(options: dict[str, Any], param: str | None) -> None:
+    one, thread = engine()
+    with pytest.raises(RequestError) as caught:
+        one.warm(**options)
+    assert caught.value.param == param
+    assert not thread.requests
+
+
 @pytest.mark.parametrize(("stop", "expected"), [("a", ("a",)), (["a", "b"], ("a", "b")), (("a",), ("a",)), ([], ())])
 def test_options_take_one_stop_string_or_several(stop: Any, expected: tuple[str, ...]) -> None:
     assert request_of(stop=stop).stop == expected

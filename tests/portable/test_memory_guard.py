@@ -126,6 +126,59 @@ def test_memory_above_the_hard_mark_refuses_until_it_is_less() -> None:
     assert served.usage.num_cached_tokens == 48, "a pin is not forgotten"
 
 
+class Device:
+    """A device whose pools are there from the start; its allocator keeps what steps took."""
+
+    def __init__(self, *, soft: int, hard: int) -> None:
+        self.scheduler = RecordingScheduler(LIMITS, lambda line: None)
+        self.kept = self.leaked = self.num_emptied = 0
+        guard = MemoryGuard(self.scheduler, Marks(soft, hard), self.read, self.give_back, frees_blocks=False)
+        self.loop = EngineLoop(self.scheduler, runner_for(LIMITS), ByteTokenizer(), clock=lambda: 0.0, memory=guard)
+
+    def read(self) -> int:
+        return BASE + LIMITS.num_blocks[0] * BLOCK + self.kept + self.leaked
+
+    def give_back(self, block_ids: Sequence[Sequence[BlockId]]) -> None:
+        self.num_emptied += 1
+        self.kept = 0
+
+    def ask(self, ids: Sequence[int]) -> Completed | Failed:
+        sink = Sink()
+        name = RequestId(f"r{len(ids)}-{ids[0]}")
+        self.loop.add(Request(request_id=name, prompt_ids=tuple(ids), sampling=GREEDY, max_tokens=1), sink)
+        while self.loop.step():
+            pass
+        self.loop.follow_memory()
+        return sink.end
+
+
+def test_memory_of_a_device_is_given_back_without_forgetting_what_would_free_nothing() -> None:
+    """Twice a second all cached blocks were forgotten, and the device held as much as before."""
+    pools = BASE + LIMITS.num_blocks[0] * BLOCK
+    device = Device(soft=pools + 100, hard=pools + 200)
+    device.ask(text(1, 80))
+    assert device.num_emptied == 0
+    device.kept = 150
+    device.loop.follow_memory()
+    assert (device.num_emptied, device.read()) == (1, pools)
+    device.leaked = 150
+    device.loop.follow_memory()
+    again = device.ask([*text(1, 80), 5])
+    assert isinstance(again, Completed)
+    assert again.usage.num_cached_tokens == 80
+    device.leaked = 250
+    device.loop.follow_memory()
+    refused = device.ask(text(9, 40))
+    assert isinstance(refused, Failed)
+    assert refused.kind == "Busy"
+    status = device.loop.status("ready", ()).memory
+    assert status is not None
+    assert (status.held_bytes, status.num_shed_blocks, status.num_refused) == (pools + 250, 0, 1)
+    device.leaked = 0
+    device.loop.follow_memory()
+    assert isinstance(device.ask(text(9, 40)), Completed)
+
+
 def test_memory_that_cannot_be_read_is_left_alone() -> None:
     scheduler = RecordingScheduler(LIMITS, lambda line: None)
     guard = MemoryGuard(scheduler, Marks(1, 2), lambda: None, lambda ids: pytest.fail("nothing is known"))

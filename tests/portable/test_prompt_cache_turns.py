@@ -223,6 +223,24 @@ def test_prompt_cache_turns_cost_their_new_tokens(topology: str, family: str, ke
         previous = prompt
 
 
+@pytest.mark.parametrize("family", ["qwen3 thinking", "llama 3.1", "hybrid not thinking"])
+@pytest.mark.parametrize("topology", ["full", "sliding", "recurrent"])
+def test_prompt_cache_turns_of_4000_tokens_compute_what_is_new_and_a_block(topology: str, family: str) -> None:
+    """What a recurrent state was not saved in the middle of is the rest of a block more."""
+    server = Server(recurrent=topology == "recurrent", sliding=topology == "sliding")
+    words = " ".join(f"Rule {number}: be brief, kind and precise." for number in range(400))
+    talk = Conversation(FAMILIES[family], server, keeps_reasoning=True, system=words)
+    spare = 2 * BLOCK_TOKENS if topology == "recurrent" else BLOCK_TOKENS
+    for number, turn in enumerate(TURNS):
+        prompt = talk.prompt(turn[0])
+        agree = max((agreeing(seen, list(prompt.ids)) for seen, _ in server.lineages), default=0)
+        _, cached = talk.turn(*turn)
+        num_new = len(prompt.ids) - agree
+        assert len(prompt.ids) > 4000
+        assert number == 0 or num_new < 100, "the conversation does not go on where it was"
+        assert len(prompt.ids) - cached < num_new + spare, f"turn {number + 1}"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("topology", ["full", "sliding", "recurrent"])
 def test_prompt_cache_serves_retries_edits_and_branches(topology: str, family: str) -> None:
@@ -257,6 +275,26 @@ def test_prompt_cache_shares_a_system_prompt_between_conversations() -> None:
             prompt, cached = talk.turn(f"Question {number}, of its own?", "Well.", "Indeed.")
             (end,) = prompt.checkpoint_positions
             assert cached == (whole(end) if number else 0)
+
+
+def test_prompt_cache_keeps_one_copy_of_what_32_conversations_begin_with() -> None:
+    for topology in ("full", "sliding", "recurrent"):
+        server = Server(recurrent=topology == "recurrent", sliding=topology == "sliding")
+        words = " ".join(f"Rule {number}: be brief, kind and precise." for number in range(200))
+        for number in range(32):
+            talk = Conversation(FAMILIES["llama 3.1"], server, keeps_reasoning=True, system=words)
+            prompt, cached = talk.turn(f"Question {number} of its own?", "", "Indeed.")
+            (end,) = prompt.checkpoint_positions
+            assert end > 2000
+            assert number == 0 or cached >= whole(end)
+        different: dict[tuple[int, ...], int] = {}  # (the block before, its tokens) -> its number
+        for seen, _ in server.lineages:
+            before = -1
+            for at in range(0, whole(len(seen)), BLOCK_TOKENS):
+                before = different.setdefault((before, *seen[at : at + BLOCK_TOKENS]), len(different))
+        index = server.scheduler.prefix_index
+        assert index is not None
+        assert index.status().num_blocks[0] <= len(different) < whole(end) // BLOCK_TOKENS + 32 * 4
 
 
 def test_prompt_names_the_end_of_system_prompt_and_tools() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -62,8 +62,10 @@ class Carried:
 
     num_tokens: int
     num_bytes: int
+    num_members: int
+    """Stretches of blocks, and states."""
     num_known: int = 0
-    """Of its stretches, those that were there already."""
+    """Members that were there already."""
 
 
 def export_conversation(place: CachePlace, token_ids: Sequence[int], path: Path) -> Carried:
@@ -96,7 +98,7 @@ def export_conversation(place: CachePlace, token_ids: Sequence[int], path: Path)
         ids = list(token_ids[: num_blocks * BLOCK_TOKENS])
         manifest = {"format": _FORMAT, "namespace": place.common, "label": place.label, "token_ids": ids}
         archive.writestr(_MANIFEST, json.dumps({**manifest, "members": members}))
-    return Carried(num_tokens=len(ids), num_bytes=num_bytes)
+    return Carried(num_tokens=len(ids), num_bytes=num_bytes, num_members=len(members))
 
 
 def import_conversation(place: CachePlace, path: Path) -> Carried:
@@ -125,13 +127,19 @@ def import_conversation(place: CachePlace, path: Path) -> Carried:
             num_known = num_bytes = 0
             for member in members:
                 bundle = _read_member(archive, path, member, place, names)
-                num_known += len(place.folder.find(bundle.kind, bundle.names)) == len(bundle.names)
+                held = place.folder.find(bundle.kind, bundle.names)
+                known = {at for at, name in enumerate(bundle.names) if name in held}
+                num_known += len(known) == len(bundle.names)
                 num_bytes += bundle.num_bytes
-                _keep(place, bundle)
+                _keep(place, bundle, known)
+    except FileNotFoundError:
+        raise OptionError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise OptionError(f"{path}: is a folder, not what troth cache export writes") from None
     except _NO_ARCHIVE as error:
-        raise OptionError(f"{path}: cannot be read as a conversation's state: {error}") from error
+        raise OptionError(f"{path}: is not what troth cache export writes, or is cut off: {error}") from error
     place.folder.label(place.namespace, place.label)
-    return Carried(num_tokens=len(token_ids), num_bytes=num_bytes, num_known=num_known)
+    return Carried(num_tokens=len(token_ids), num_bytes=num_bytes, num_members=len(members), num_known=num_known)
 
 
 def _bundles(place: CachePlace, kind: BundleKind, names: list[bytes], needed: range) -> Iterator[tuple[Bundle, int]]:
@@ -170,7 +178,7 @@ def _new_archive(path: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
         unfinished.rename(path)
     except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error}") from error
+        raise OptionError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -226,11 +234,11 @@ def _content(archive: zipfile.ZipFile, path: Path, member: str, most: int) -> by
         raise OptionError(f"{path}: {member} is damaged: {error}") from error
 
 
-def _keep(place: CachePlace, bundle: Bundle) -> None:
-    """Write a stretch, a state each block, as the disk tier would."""
+def _keep(place: CachePlace, bundle: Bundle, known: Collection[int]) -> None:
+    """Write what is not known of a stretch, a state each block, as the disk tier would."""
+    lacking = [at for at in range(len(bundle.names)) if at not in known]
     try:
-        stretches = runs(range(len(bundle.names)), 1 if bundle.kind == STATE else len(bundle.names))
-        for run in stretches:
+        for run in runs(lacking, 1 if bundle.kind == STATE else len(bundle.names)):
             part = {name: tensor[run.start : run.stop].contiguous() for name, tensor in bundle.tensors.items()}
             names = bundle.names[run.start : run.stop]
             place.folder.write(Bundle(kind=bundle.kind, namespace=bundle.namespace, names=names, tensors=part))

@@ -3,23 +3,21 @@
 Refuses to know queues and threads (``disk_tier.py``). Whatever goes wrong ends in a miss and in a sentence,
 ``trouble``, never in an error.
 
-    folder/index.sqlite          which file holds which block (``disk_index.py``)
+    folder/index.sqlite           which file holds which block (``disk_index.py``)
     folder/ab/ab12...safetensors  the files, named after their content (``disk_bundle.py``)
-    folder/scratch-*/            what a process is writing; removed by whoever finds its owner gone
+    folder/scratch-*/             what a process is writing (``disk_scratch.py``)
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shutil
 import sqlite3
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import Final, TypeVar
 
 from troth.cache.disk_bundle import (
     FILE,
@@ -30,15 +28,15 @@ from troth.cache.disk_bundle import (
     read_bundle,
     write_bundle,
 )
-from troth.cache.disk_index import FILE_NAME, DiskIndex, IndexTrouble, Location
+from troth.cache.disk_index import DiskIndex, IndexTrouble, Location, newest_generation, remove_generations
 from troth.cache.disk_names import BundleKind
+from troth.cache.disk_scratch import Scratch, gate
 from troth.config.disk_quota import default_quota
 from troth.contracts.prefix_cache import DiskCacheContents
 
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
-_LOCK: Final = "lock"
 _PRIVATE: Final = 0o700
 """What is kept says what was talked about: nobody else may read it."""
 
@@ -67,8 +65,9 @@ class DiskFolder:
         self._lock = threading.Lock()
         """Guards the connection. Never held while a file's content is read or written."""
         self._index: DiskIndex | None = None
-        self._scratch: Path | None = None
-        self._scratch_lock: IO[str] | None = None
+        self._generation = 0
+        """Of the index that is, or was last, in use."""
+        self._scratch: Scratch | None = None
         try:
             self._open(quota_bytes)
         except (OSError, sqlite3.OperationalError) as error:
@@ -79,7 +78,7 @@ class DiskFolder:
     @property
     def scratch(self) -> Path | None:
         """Where to write before a file appears; None when nothing can be written."""
-        return self._scratch
+        return self._scratch.path if self._scratch is not None else None
 
     def find(self, kind: BundleKind, names: Sequence[bytes]) -> dict[bytes, Location]:
         """Where those of ``names`` lie that are listed. Their files may yet prove damaged."""
@@ -145,20 +144,22 @@ class DiskFolder:
     def write(self, bundle: Bundle) -> None:
         """Keep a bundle, unless all of it is known. Raises OSError or IndexTrouble."""
         with self._lock:
-            if self._index is None or self._scratch is None or bundle.num_bytes > self.quota_bytes:
+            index = self._current_index()
+            if index is None or self._scratch is None or bundle.num_bytes > self.quota_bytes:
                 return
-            if len(self._index.find(bundle.kind, bundle.names)) == len(bundle.names):
+            if len(index.find(bundle.kind, bundle.names)) == len(bundle.names):
                 return
-            self._evict(self._index, bundle.num_bytes)
-            scratch = self._scratch
+            self._evict(index, bundle.num_bytes)
+            scratch = self._scratch.path
         # Without the lock: the slow part, which no lookup should wait for.
         file, num_bytes = write_bundle(bundle, self.path, scratch)
         with self._lock:
-            if self._index is not None:
-                self._index.add(bundle.kind, bundle.namespace, bundle.names, file, num_bytes)
+            index = self._current_index()
+            if index is not None:
+                self._list(index, bundle, file, num_bytes)
                 self.counts["written"] += 1
                 self.free_bytes = shutil.disk_usage(self.path).free
-                self._evict(self._index, 0)
+                self._evict(index, 0)
 
     def stop_writing(self, why: str) -> None:
         """Say so, once, and only read from now on."""
@@ -178,89 +179,89 @@ class DiskFolder:
                 self._index.close()
                 self._index = None
             if self._scratch is not None:
-                shutil.rmtree(self._scratch, ignore_errors=True)
+                self._scratch.close()
                 self._scratch = None
-            if self._scratch_lock is not None:
-                self._scratch_lock.close()
-                self._scratch_lock = None
 
     def _ask(self, question: Callable[[DiskIndex], _Found], without: _Found) -> _Found:
         """What the index answers; ``without`` when there is none, or it fails."""
         with self._lock:
-            if self._index is None:
-                return without
             try:
-                return question(self._index)
-            except IndexTrouble as error:
+                index = self._current_index()
+                return without if index is None else question(index)
+            except (OSError, *IndexTrouble) as error:
                 self._lose_index(error)
                 return without
 
     def _open(self, quota_bytes: int | None) -> None:
         self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-        self._remove_abandoned()
-        # Locked before it gets the name by which others look for abandoned ones.
-        new = Path(tempfile.mkdtemp(prefix="new-", dir=self.path))
-        self._scratch_lock = (new / _LOCK).open("w")
-        fcntl.flock(self._scratch_lock, fcntl.LOCK_EX)
-        self._scratch = new.rename(new.with_name(new.name.replace("new-", "scratch-", 1)))
-        try:
-            self._index = DiskIndex(self.path)
-            self._adopt_unlisted(self._index)
-        except IndexTrouble as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            self._renew_index()
-        assert self._index is not None
-        used, self.free_bytes = self._index.total_bytes(), shutil.disk_usage(self.path).free
-        self.quota_bytes = default_quota(self.free_bytes, used) if quota_bytes is None else quota_bytes
-        self._evict(self._index, 0)
-
-    def _remove_abandoned(self) -> None:
-        """Remove the scratch folders of processes that are gone: nobody holds their lock."""
-        for scratch in self.path.glob("scratch-*"):
+        with gate(self.path):
+            self._scratch = Scratch(self.path)
+            self._generation = newest_generation(self.path) or 0
             try:
-                with open(scratch / _LOCK) as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(scratch, ignore_errors=True)
-            except OSError:
-                continue  # its owner is alive, or another process is just removing it
+                index = self._index = DiskIndex(self.path, self._generation)
+                self._compare(index)
+            except IndexTrouble as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                index = self._renew_index()
+        used, self.free_bytes = index.total_bytes(), shutil.disk_usage(self.path).free
+        self.quota_bytes = default_quota(self.free_bytes, used) if quota_bytes is None else quota_bytes
+        self._evict(index, 0)
 
-    def _adopt_unlisted(self, index: DiskIndex) -> None:
-        """List files whose writer was stopped before it could; drop entries of files that are not there."""
+    def _current_index(self) -> DiskIndex | None:
+        """The index that all processes use: one of them may have begun it anew."""
+        if self._index is not None and not self._index.is_there:
+            with gate(self.path):
+                return self._renew_index()
+        return self._index
+
+    def _renew_index(self) -> DiskIndex:
+        """Begin the index anew, if no other process has done so; the files say themselves what they hold.
+
+        To be called at the gate.
+        """
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        newest = newest_generation(self.path)
+        if newest is None or newest <= self._generation:
+            newest = self._generation + 1
+        self._index, self._generation = DiskIndex(self.path, newest), newest
+        self._compare(self._index)
+        remove_generations(self.path, before=newest)
+        return self._index
+
+    def _compare(self, index: DiskIndex) -> None:
+        """List files whose writer was stopped before it could; drop entries of files that are not there, or not so."""
         # In this order: what another process writes meanwhile is at worst listed twice, never taken for lost.
         listed = index.files()
-        found = (path.relative_to(self.path).as_posix() for path in self.path.glob(f"??/*{SUFFIX}"))
-        on_disk = set(filter(FILE.fullmatch, found))
-        gone = listed - on_disk
-        for file in gone:
+        on_disk = {path.relative_to(self.path).as_posix(): path for path in self.path.glob(f"??/*{SUFFIX}")}
+        sizes = {file: _size(path) for file, path in on_disk.items() if FILE.fullmatch(file)}
+        wrong = {file for file, num_bytes in listed.items() if sizes.get(file) != num_bytes}
+        for file in wrong:
             index.remove(file)
-        if gone & index.files():
+        if wrong & index.files().keys():
             raise sqlite3.DatabaseError("entries of the index cannot be removed")
-        for file in on_disk - listed:
+        for file in sizes.keys() - (listed.keys() - wrong):
             try:
-                bundle = describe_bundle(self.path, file)
-                index.add(bundle.kind, bundle.namespace, bundle.names, file, (self.path / file).stat().st_size)
+                self._list(index, describe_bundle(self.path, file), file, sizes[file])
             except (DamagedBundle, OSError):
                 (self.path / file).unlink(missing_ok=True)
                 self.counts["damaged"] += 1
 
-    def _renew_index(self) -> None:
-        """Begin the index anew; the files say themselves what they hold."""
-        if self._index is not None:
-            self._index.close()
-            self._index = None
-        for suffix in ("", "-wal", "-shm"):
-            (self.path / f"{FILE_NAME}{suffix}").unlink(missing_ok=True)
-        self._index = DiskIndex(self.path)
-        self._adopt_unlisted(self._index)
+    def _list(self, index: DiskIndex, bundle: Bundle, file: str, num_bytes: int) -> None:
+        """List a file, or remove it if others hold all that is in it: two processes wrote the same blocks."""
+        if not index.add(bundle.kind, bundle.namespace, bundle.names, file, num_bytes):
+            (self.path / file).unlink(missing_ok=True)
 
     def _lose_index(self, error: Exception) -> None:
         """The database failed while in use: a damaged one is made anew, any other trouble stops writing."""
         try:
-            if isinstance(error, sqlite3.OperationalError):
+            if isinstance(error, (OSError, sqlite3.OperationalError)):
                 self.stop_writing(f"the cache index in {self.path} cannot be used: {error}")
             else:
-                self._renew_index()
+                with gate(self.path):
+                    self._renew_index()
         except (OSError, *IndexTrouble) as second:
             self._index = None
             self.stop_writing(f"the cache index in {self.path} is damaged and cannot be made anew: {second}")
@@ -275,15 +276,24 @@ class DiskFolder:
 
     def _evict(self, index: DiskIndex, num_bytes: int) -> None:
         """Make room for so many bytes within the quota."""
-        held = self.num_bytes = index.total_bytes()
-        while held + num_bytes > self.quota_bytes:
+        removed = None
+        self.num_bytes = index.total_bytes()
+        while self.num_bytes + num_bytes > self.quota_bytes:
             file = index.oldest()
             if file is None:
                 return
+            # Bytes do not tell: other processes add files meanwhile.
+            if file == removed:
+                raise sqlite3.DatabaseError("entries of the index cannot be removed")
             self.counts["evicted"] += 1
             index.remove(file)
             (self.path / file).unlink(missing_ok=True)
-            left = self.num_bytes = index.total_bytes()
-            if left >= held:
-                raise sqlite3.DatabaseError("entries of the index cannot be removed")
-            held = left
+            removed, self.num_bytes = file, index.total_bytes()
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0: it has just gone."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,11 +1,16 @@
 """Which file of the disk tier holds which block, and which were used longest ago: one SQLite database for all.
 
-Refuses to know what is in the files: an entry is a hint, ``disk_bundle.py`` proves it. Used by ``disk_tier.py``, under
-its lock.
+Refuses to know what is in the files: an entry is a hint, ``disk_bundle.py`` proves it. Used by ``disk_folder.py`` under
+its lock. No clock: what was used later has the larger number.
+
+    folder/index.sqlite      the first
+    folder/index-1.sqlite    the one that took its place when it was damaged, under a name of its own: processes that
+                             still have the first one open see that it is gone, and never meet the new one's files
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,9 +22,12 @@ from troth.cache.disk_names import BundleKind
 from troth.contracts.prefix_cache import DiskCacheContents
 
 FILE_NAME: Final = "index.sqlite"
+_ANY_NAME: Final = re.compile(r"index(?:-(\d{1,9}))?\.sqlite", re.ASCII)
 BUSY_S: Final = 5.0
 """How long another process may hold the database."""
 _PER_QUERY: Final = 500
+_MOST_USES: Final = 2**53
+"""No folder comes near it; a damaged number does, and would keep its file for ever."""
 IndexTrouble: Final = (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError, OverflowError)
 """What any use may raise. The values of a damaged database have any type, and its messages are not always text."""
 _SCHEMA: Final = """
@@ -45,11 +53,33 @@ class Location:
     position: int
 
 
-class DiskIndex:
-    """One connection. Every method may raise ``IndexTrouble``."""
+def newest_generation(folder: Path) -> int | None:
+    """Which database is in force; None: there is none."""
+    found = (_ANY_NAME.fullmatch(path.name) for path in folder.glob("index*.sqlite"))
+    return max((int(match[1] or 0) for match in found if match), default=None)
 
-    def __init__(self, folder: Path) -> None:
-        self._db = sqlite3.connect(folder / FILE_NAME, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+
+def remove_generations(folder: Path, before: int) -> None:
+    """Remove the databases that another one took the place of. Raises OSError."""
+    for path in folder.glob("index*.sqlite"):
+        match = _ANY_NAME.fullmatch(path.name)
+        if match and int(match[1] or 0) < before:
+            for suffix in ("", "-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+class DiskIndex:
+    """One connection. Every method may raise ``IndexTrouble``.
+
+    Args:
+        folder: where the database is, or is made.
+        generation: which one.
+    """
+
+    def __init__(self, folder: Path, generation: int = 0) -> None:
+        self.generation = generation
+        self._path = folder / (f"index-{generation}.sqlite" if generation else FILE_NAME)
+        self._db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         self._db.text_factory = lambda raw: raw.decode("utf-8", "replace")
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -59,9 +89,15 @@ class DiskIndex:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA foreign_keys = ON")
             self._db.executescript(_SCHEMA)
+            self._require_numbers()
         except IndexTrouble:
             self._db.close()
             raise
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the database is still what others find, or another process began a new one."""
+        return self._path.exists()
 
     def close(self) -> None:
         """Let the database go."""
@@ -89,8 +125,12 @@ class DiskIndex:
             found.update(_file(file) for (file,) in rows)
         return found
 
-    def add(self, kind: BundleKind, namespace: str, names: Sequence[bytes], file: str, num_bytes: int) -> None:
-        """List a file; blocks that another one holds already stay where they are."""
+    def add(self, kind: BundleKind, namespace: str, names: Sequence[bytes], file: str, num_bytes: int) -> bool:
+        """List a file; blocks that another one holds already stay where they are.
+
+        Returns:
+            Whether anything lies there now; if not, it is not listed.
+        """
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(
@@ -101,6 +141,10 @@ class DiskIndex:
                 "INSERT OR IGNORE INTO blocks VALUES (?, ?, ?, ?)",
                 [(kind, name, file, position) for position, name in enumerate(names)],
             )
+            is_needed = self._db.execute("SELECT 1 FROM blocks WHERE file = ?", (file,)).fetchone() is not None
+            if not is_needed:
+                self._db.execute("DELETE FROM bundles WHERE file = ?", (file,))
+        return is_needed
 
     def touch(self, files: Iterable[str]) -> None:
         """These were used just now, the first of them last: a chain loses its end before its beginning."""
@@ -136,10 +180,10 @@ class DiskIndex:
         row = self._db.execute("SELECT file FROM bundles ORDER BY used LIMIT 1").fetchone()
         return None if row is None else _file(row[0])
 
-    def files(self, namespace: str | None = None) -> set[str]:
-        """Every listed file, of one namespace or of all."""
-        rows = self._db.execute("SELECT file FROM bundles WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
-        return {_file(file) for (file,) in rows}
+    def files(self, namespace: str | None = None) -> dict[str, int]:
+        """Every listed file with its bytes, of one namespace or of all."""
+        rows = self._db.execute("SELECT file, num_bytes FROM bundles WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
+        return {_file(file): num_bytes for file, num_bytes in rows}
 
     def label(self, namespace: str, label: str) -> None:
         """Call a namespace so, for people."""
@@ -153,6 +197,16 @@ class DiskIndex:
         )
         names = ("namespace", "label", "kind", "num_files", "num_blocks", "num_bytes")
         return [DiskCacheContents(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def _require_numbers(self) -> None:
+        """Raise where there is something else: sums and orders would be wrong from then on, without any error."""
+        wrong = self._db.execute(
+            "SELECT file FROM bundles WHERE typeof(used) <> 'integer' OR used NOT BETWEEN 0 AND ? "
+            "OR typeof(num_bytes) <> 'integer' OR num_bytes < 0 LIMIT 1",
+            (_MOST_USES,),
+        ).fetchone()
+        if wrong is not None:
+            raise sqlite3.DatabaseError(f"the index has numbers for {str(wrong[0])[:80]!r} that cannot be")
 
 
 def _file(value: object) -> str:

@@ -32,6 +32,8 @@ class HostCopies:
             held = {f"{layer}.{field.name}": getattr(kv, field.name) for field in fields(kv)}
             pool = self._pools.setdefault(cache.group_of[layer], {})
             pool.update((name, value) for name, value in held.items() if isinstance(value, Tensor))
+        for group, frontier in cache.frontiers.items():
+            self._pools[group]["frontier"] = frontier
         self._saved = {} if checkpoints is None else dict(checkpoints.saved)
 
     def close(self) -> None:

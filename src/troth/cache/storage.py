@@ -1,4 +1,5 @@
-"""The tensors behind every cache group: block pools for attention layers, one state per row for recurrent ones.
+"""The tensors behind every cache group: block pools for attention layers, a state and a trail per row for recurrent
+ones.
 
 Refuses to know who owns which block or row. Read by ``ops/attention.py`` and the recurrent ops; sized by
 ``schedule/sizing.py``.
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troth.contracts.cache_spec import AttentionSpec, CacheSpec
+from troth.contracts.cache_spec import TRAIL_TOKENS, AttentionSpec, CacheSpec
 from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OutOfMemory
 from troth.ops.layer_kv import LayerKV
@@ -57,18 +58,34 @@ class CacheStorage:
         """Layer index -> attention group number."""
         self.states: dict[int, tuple[Tensor, ...]] = {}
         """By layer index: the group's tensors, float32 [max_rows, ...]."""
+        self.trails: dict[int, tuple[Tensor, ...]] = {}
+        """By layer index: what it keeps of drafts, float32 [max_rows, TRAIL_TOKENS, ...]."""
+        self.frontiers: dict[int, Tensor] = {}
+        """Attention group number -> the hidden state of each block's last token, float32 [num_blocks, D], where a draft
+        head has its layer."""
+        self.own_blocks: dict[int, int] = {}
+        """Of the same groups -> the first of the blocks, one for each row, that the head's layer has besides."""
         self.num_bytes = 0
         group = 0
         for spec in specs:
             if isinstance(spec, AttentionSpec):
                 for layer in spec.layers:
-                    self.kv[layer] = self._layer_kv(spec, num_blocks[group] + SPARE_BLOCKS, dtype, device)
+                    own = max_rows if spec.frontier_width and layer == spec.layers[-1] else 0
+                    self.kv[layer] = self._layer_kv(spec, num_blocks[group] + own + SPARE_BLOCKS, dtype, device)
                     self.group_of[layer] = group
+                if spec.frontier_width:
+                    self.own_blocks[group] = num_blocks[group]
+                    shape = (num_blocks[group] + SPARE_BLOCKS, spec.frontier_width)
+                    self.frontiers[group] = self.zeros(shape, torch.float32, device)
                 group += 1
             else:
                 for layer in spec.layers:
                     self.states[layer] = tuple(
                         self.zeros((max_rows, *tensor.shape), torch.float32, device) for tensor in spec.tensors
+                    )
+                    self.trails[layer] = tuple(
+                        self.zeros((max_rows, TRAIL_TOKENS, *tensor.shape), torch.float32, device)
+                        for tensor in spec.trail
                     )
 
     def _layer_kv(self, spec: AttentionSpec, num_blocks: int, dtype: torch.dtype, device: torch.device) -> LayerKV:

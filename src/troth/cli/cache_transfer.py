@@ -6,18 +6,22 @@ the model again on another machine. Read next: ``cache.py``, the other actions.
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from troth import compose
 from troth.cli import flags
+from troth.cli.json_operand import read_json
 from troth.cli.quantity import bytes_text
+from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OptionError, RequestError
 from troth.serve.fields import Fields, shown
 from troth.serve.prefixes import prefix_ids
+
+if TYPE_CHECKING:
+    from troth.cache.conversation_file import CachePlace, Carried
 
 USAGE = {"export": ("PROMPT.json", "FILE"), "import": ("FILE",)}
 
@@ -38,23 +42,45 @@ def transfer(action: str, operands: Sequence[str], args: Namespace, folder: Path
     planned = compose.plan(artifact, model, engine)
     with compose.cache_place(planned, folder) as place:
         if action == "import":
-            carried = compose.import_conversation(place, Path(operands[0]))
-            done = "Imported"
-        else:
-            text = compose.load_text(artifact, model)
-            ids = _prompt_ids(Path(operands[0]), text, planned.plan.context_tokens)
-            carried = compose.export_conversation(place, ids, Path(operands[1]))
-            done = "Exported"
-    told = {"num_tokens": carried.num_tokens, "num_bytes": carried.num_bytes}
-    return told, [f"{done} the state of {carried.num_tokens:,} tokens, {bytes_text(carried.num_bytes)}."]
+            return _imported(place, Path(operands[0]))
+        ids = _prompt_ids(Path(operands[0]), compose.load_text(artifact, model), planned.plan.context_tokens)
+        return _exported(place, ids, Path(operands[1]))
+
+
+def _exported(place: CachePlace, ids: Sequence[int], file: Path) -> tuple[dict[str, Any], list[str]]:
+    carried = compose.export_conversation(place, ids, file)
+    size = bytes_text(carried.num_bytes)
+    lines = [
+        f"Exported the state of {carried.num_tokens:,} of {len(ids):,} tokens to {file}, {size}.",
+        f"It is for {place.label}; it tells what was talked about.",
+    ]
+    if carried.num_tokens + BLOCK_TOKENS <= len(ids):
+        lines.append(f"What follows them is not in {place.folder.path}, and will be computed.")
+    return {**_told(place, carried), "num_prompt_tokens": len(ids), "file": str(file)}, lines
+
+
+def _imported(place: CachePlace, file: Path) -> tuple[dict[str, Any], list[str]]:
+    carried = compose.import_conversation(place, file)
+    size = bytes_text(carried.num_bytes)
+    lines = [f"Imported the state of {carried.num_tokens:,} tokens of {place.label} from {file}, {size}."]
+    if carried.num_known:
+        lines.append(f"{carried.num_known} of its {carried.num_members} parts were in {place.folder.path} already.")
+    return {**_told(place, carried), "num_known": carried.num_known, "file": str(file)}, lines
+
+
+def _told(place: CachePlace, carried: Carried) -> dict[str, Any]:
+    return {
+        "num_tokens": carried.num_tokens,
+        "num_bytes": carried.num_bytes,
+        "num_members": carried.num_members,
+        "label": place.label,
+        "namespace": place.common,
+    }
 
 
 def _prompt_ids(path: Path, text: compose.TextSide, context_tokens: int) -> tuple[int, ...]:
     """The tokens of a conversation or a text. Raises OptionError, naming the file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise OptionError(f"{path}: cannot be read as JSON: {error}") from error
+    value = read_json(path)
     if not isinstance(value, dict):
         raise OptionError(f"{path}: must be an object with messages or a prompt, not {shown(value)}")
     fields = Fields(value)

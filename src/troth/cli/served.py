@@ -26,6 +26,7 @@ def engine_client(name: str, model: ModelOptions, engine: EngineOptions) -> Proc
 
 def served_model(name: str, client: EngineClient, text: TextSide) -> ServedModel:
     """The model as the server's routes see it."""
+    grammars = text.grammars(text.tokenizer.vocab_size)
     return ServedModel(
         name=name,
         client=client,
@@ -34,7 +35,8 @@ def served_model(name: str, client: EngineClient, text: TextSide) -> ServedModel
         capabilities=text.capabilities,
         calls=text.calls,
         defaults=text.defaults.sampling(),
-        grammars=text.grammars(text.tokenizer.vocab_size),
+        grammars=grammars,
+        objects={"token_beginnings": text.beginnings.status, "grammars": grammars.status},
     )
 
 

@@ -7,11 +7,11 @@ body of ``POST /v1/cache/prefixes``. Every error names the file and the entry.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from troth.cli.json_operand import read_json
 from troth.cli.terminal import Terminal
 from troth.errors import DeviceError, OptionError, RequestError
 from troth.serve.errors import EngineFailure
@@ -29,10 +29,7 @@ class WarmFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        try:
-            value = json.loads(Path(path).expanduser().read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise OptionError(f"{path}: cannot be read as JSON: {error}") from error
+        value = read_json(Path(path).expanduser())
         if not isinstance(value, list):
             raise OptionError(f"{path}: must be a list of prefixes, not {shown(value)}")
         if not value:

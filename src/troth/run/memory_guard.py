@@ -1,10 +1,12 @@
 """Keeps the process within its memory: reads now and then what it really holds, and makes that less before it refuses.
 
 Refuses to know how memory is read and given back (``cache/block_memory.py``). Pools are as large as the plan says, but
-on a CPU their pages cost nothing before they are used, and again nothing once they were given back.
+on a CPU their pages cost nothing before they are used, and again nothing once they were given back. On a GPU they are
+there from the start and stay: to forget blocks would free nothing, so nothing is forgotten.
 
     below the soft mark    nothing
-    above it               pages of free blocks are given back, then cached blocks are forgotten, least wanted first
+    above it               what free blocks hold, or an allocator keeps, is given back; then, where that makes the
+                           process smaller, cached blocks are forgotten, least wanted first, and given back too
     above the hard mark    besides, new requests are refused (Busy) until it is less
 """
 
@@ -62,6 +64,7 @@ class MemoryGuard:
         marks: see there.
         read: bytes held now; None where that cannot be known, and then nothing is done.
         give_back: gives the memory of these blocks of each group back; they hold nothing that is ever read again.
+        frees_blocks: whether that makes the process smaller by what they held.
     """
 
     def __init__(
@@ -70,11 +73,14 @@ class MemoryGuard:
         marks: Marks,
         read: Callable[[], int | None],
         give_back: Callable[[Sequence[Sequence[BlockId]]], None],
+        *,
+        frees_blocks: bool = True,
     ) -> None:
         self._scheduler = scheduler
         self._marks = marks
         self._read = read
         self._give_back = give_back
+        self._frees_blocks = frees_blocks
         self._held = 0
         self._num_shed = 0
         self._num_refused = 0
@@ -90,7 +96,7 @@ class MemoryGuard:
         if held is not None and held > self._marks.soft:
             self._give_back_free()
             held = self._read() or 0
-            if held > self._marks.soft and self._shed(held - self._marks.soft):
+            if held > self._marks.soft and self._frees_blocks and self._shed(held - self._marks.soft):
                 self._give_back_free()
                 held = self._read() or 0
         self._held = held or 0

@@ -7,12 +7,13 @@ Read next: ``openai_chat.py``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from troth.contracts.capabilities import TemplateCapabilities
 from troth.contracts.grammar import Grammar
+from troth.contracts.object_cache import ObjectCacheStatus
 from troth.contracts.ports import EngineClient
 from troth.contracts.sampling import SamplingParams
 from troth.errors import RequestError, UnknownModel
@@ -123,6 +124,8 @@ class ServedModel:
     """How the model writes calls, where a grammar can be made of it."""
     defaults: SamplingParams = field(default_factory=SamplingParams)
     """Sampling values of requests that do not say otherwise."""
+    objects: Mapping[str, Callable[[], ObjectCacheStatus]] = field(default_factory=dict)
+    """The object caches of the server's process that work for this model, by what they keep."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time in seconds."""
 

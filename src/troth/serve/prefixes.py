@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -29,13 +28,12 @@ from troth.serve.errors import EngineFailure, HttpError
 from troth.serve.fields import Fields, decode_object, missing
 from troth.serve.limits import StreamLimit
 from troth.serve.messages import read_messages
-from troth.serve.model import ModelList, Prompt, Prompts, ServedModel
+from troth.serve.model import ModelList, Prompts, ServedModel
 from troth.serve.terms import read_terms
+from troth.text.prefix import PrefixIds, chat_prefix
 
 _SHOWN: Final = 80
 """Characters of an unknown id that an error repeats."""
-_FIRST_WORDS: Final = ("x", "7")
-"""What two users might begin with; up to where their conversations agree is what all begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +100,12 @@ def read_prefix(fields: Fields, models: ModelList) -> Prefix:
     model = models.find(fields.text("model"))
     info = model.client.info
     name = fields.text("id")
-    ids, ends = prefix_ids(fields, model.prompts, model.capabilities)
+    found = prefix_ids(fields, model.prompts, model.capabilities)
+    ids = found.ids
     if len(ids) >= info.context_tokens:
         param = "messages" if fields.raw("prompt") is None else "prompt"
         raise ContextExceeded(num_prompt_tokens=len(ids), max_tokens=1, limit=info.context_tokens, param=param)
-    name = name or f"prefix-{sha256(str(ids).encode()).hexdigest()[:16]}"
+    name = name or found.name
     return Prefix(
         model=model,
         name=name,
@@ -116,7 +115,7 @@ def read_prefix(fields: Fields, models: ModelList) -> Prefix:
             sampling=SamplingParams(temperature=0.0),
             max_tokens=1,
             boundary=len(ids),
-            checkpoint_positions=ends,
+            checkpoint_positions=found.ends,
             pin=name,
         ),
     )
@@ -137,15 +136,6 @@ async def warm(prefix: Prefix) -> Warmed:
     raise StreamProtocol("the engine's stream stopped without an end")
 
 
-class PrefixIds(NamedTuple):
-    """A prefix as token ids."""
-
-    ids: tuple[int, ...]
-    """At least one."""
-    ends: tuple[int, ...]
-    """Numbers of them after which other conversations may differ."""
-
-
 def prefix_ids(fields: Fields, prompts: Prompts, capabilities: TemplateCapabilities) -> PrefixIds:
     """The tokens of ``prompt``, or those that every conversation begins with that goes on from ``messages``.
 
@@ -158,14 +148,12 @@ def prefix_ids(fields: Fields, prompts: Prompts, capabilities: TemplateCapabilit
     if text is not None and fields.raw("messages") is not None:
         raise RequestError("a prefix is made of prompt or of messages, not of both", param="prompt")
     if text is not None:
-        found = PrefixIds(tuple(prompts.completion(text).ids), ())
+        found = PrefixIds(tuple(prompts.completion(text).ids))
     else:
         found = _chat_ids(fields, prompts, capabilities)
     unknown = fields.unknown()
     if unknown:
         raise RequestError(f"{unknown[0]!r} is no field of a prefix; leave it out", param=unknown[0])
-    if not found.ids:
-        raise RequestError("the prefix has no tokens: nothing is common to all prompts that begin like it")
     return found
 
 
@@ -174,17 +162,7 @@ def _chat_ids(fields: Fields, prompts: Prompts, capabilities: TemplateCapabiliti
     terms, variables = read_terms(fields), fields.object("chat_template_kwargs")
     terms.require_served(capabilities)
     asked = terms.variables(capabilities) | dict(variables.items() if variables else ())
-
-    def rendered(conversation: list[Any]) -> Prompt:
-        return prompts.chat(conversation, terms.shown_tools, variables=asked or None)
-
-    if not all(isinstance(message, dict) and message.get("role") in ("system", "developer") for message in messages):
-        prompt = rendered(messages)
-        return PrefixIds(tuple(prompt.ids[: prompt.boundary]), tuple(prompt.checkpoint_positions))
-    # Many templates refuse a conversation in which nobody has asked anything yet.
-    one, other = (rendered([*messages, {"role": "user", "content": words}]).ids for words in _FIRST_WORDS)
-    num_common = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    return PrefixIds(tuple(one[:num_common]), ())
+    return chat_prefix(prompts, messages, terms.shown_tools, asked or None)
 
 
 async def _pins(model: ServedModel) -> tuple[PinnedPrefix, ...]:

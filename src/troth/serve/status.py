@@ -66,7 +66,7 @@ class StatusRoutes:
     async def status(self, request: Request) -> Response:
         """Engines with their memory plan and what they are doing."""
         engines = [
-            {"model": model.name, **_info(model, _state_of(status)), "status": status}
+            {"model": model.name, **_info(model, _state_of(status)), "status": status, "objects": _objects(model)}
             for model, status in zip(self._models, await self._statuses(), strict=True)
         ]
         return _json(
@@ -114,6 +114,10 @@ def _info(model: ServedModel, state: str) -> dict[str, Any]:
     totals = {"kv_bytes": plan.kv_bytes, "total_bytes": plan.total_bytes, "fits": plan.fits}
     totals["prompt_cache_bytes"] = plan.prompt_cache_bytes
     return {"state": "ready", "info": {**dataclasses.asdict(info), "plan": dataclasses.asdict(plan) | totals}}
+
+
+def _objects(model: ServedModel) -> dict[str, Any]:
+    return {name: dataclasses.asdict(status()) for name, status in model.objects.items()}
 
 
 async def _status(model: ServedModel) -> EngineStatus | dict[str, Any]:

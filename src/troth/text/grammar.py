@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from troth.contracts.grammar import Grammar
+from troth.contracts.object_cache import ObjectCacheStatus
 from troth.errors import RequestError
 from troth.text.grammar_lark import choice_lark, read_lark
 from troth.text.grammar_schema import AnswerSchema, read_schema
@@ -92,6 +93,10 @@ class GrammarCompiler:
         self._compiled = BoundedObjects(MAX_CACHED * GRAMMAR_BYTES)
         self._vocabulary: TokenVocabulary | None = None
         self._vocabulary_lock = threading.Lock()
+
+    def status(self) -> ObjectCacheStatus:
+        """Of what is kept."""
+        return self._compiled.status()
 
     def compile(self, grammar: Grammar, *, continues_text: bool = False, param: str = "grammar") -> CompiledGrammar:
         """Compile a grammar, or find it compiled; those who ask for one at the same time wait for the first.

@@ -17,12 +17,10 @@ from troth.text.chat_template import ChatTemplate
 from troth.text.control_text import ControlGuard, without_marks
 from troth.text.messages import normalise_messages
 from troth.text.object_cache import BoundedObjects
-from troth.text.token_beginnings import TokenBeginnings
+from troth.text.token_beginnings import BEGINNING_BYTES, TokenBeginnings
 from troth.text.tokenizer import Tokenizer
 from troth.text.volatile_header import without_volatile_values
 
-OBJECT_BYTES: Final = 16 << 20
-"""Of token ids that are kept: some four million, of which a long conversation has a few ten thousand."""
 # Stands at the end of a message that is to be continued, so that the render can be cut there. Private-use characters:
 # no template looks for them and no client has reason to send them.
 _CUT: Final = "\ue0c7\ue0a9\ue0c7"
@@ -66,7 +64,7 @@ class PromptBuilder:
         self._guard = ControlGuard(tokenizer.control_texts if template is not None else ())
         self._context_tokens = context_tokens
         self._steady_headers = steady_headers
-        self._beginnings = TokenBeginnings(tokenizer, objects or BoundedObjects(OBJECT_BYTES))
+        self._beginnings = TokenBeginnings(tokenizer, objects or BoundedObjects(BEGINNING_BYTES))
 
     def chat(
         self,

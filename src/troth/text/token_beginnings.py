@@ -20,6 +20,8 @@ from typing import Final
 from troth.contracts.object_cache import ObjectCache
 from troth.text.tokenizer import Tokenizer, require_unicode
 
+BEGINNING_BYTES: Final = 16 << 20
+"""Of token ids that are kept: some four million, of which a long conversation has a few ten thousand."""
 KEPT_PLACES: Final = 6
 """Of one text, its last ones: two or three turns. Who goes further back than that encodes all of it once more."""
 MIN_CHARACTERS: Final = 256
