@@ -15,9 +15,9 @@ _fresh = count()
 
 
 def prompt_ids(num_tokens: int, vocab_size: int) -> list[int]:
-    """Ids below the vocabulary, different on every call."""
-    number = next(_fresh)
-    return [5 + (7919 * number + 31 * i) % min(1000, vocab_size - 10) for i in range(num_tokens)]
+    """Ids below the vocabulary, different on every call from the second id on: no block of two prompts is the same."""
+    number, span = next(_fresh), min(1000, vocab_size - 10)
+    return [5 + (7919 * number + (31 + number // span) * i) % span for i in range(num_tokens)]
 
 
 def prefill_tokens_per_s(engine: Engine, num_tokens: int) -> float:

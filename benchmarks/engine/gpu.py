@@ -3,9 +3,10 @@
     python -m benchmarks.random_model FOLDER --shape qwen3-8b --device cuda
     python -m benchmarks.engine.gpu --model FOLDER
 
-Decode: prompts of 128 tokens, from the 128th new token to the 256th, all rows together (one row: from the first). Its
-ceiling is reading every weight once per step; that of prefill, the products of the linear layers alone. The start is
-from an empty process to the first token of an answer.
+Decode: prompts of 128 tokens, from the 128th new token to the 256th, all rows together (one row: from the first), by
+the clock of the row that came last, so that prefill is not in it. Its ceiling is reading every weight once per step;
+that of prefill, the products of the linear layers alone. The start is from an empty process to the first token of an
+answer. Mixed: many requests at once, of which ``--chunk-tokens`` of prompts are fed beside decodes.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--kv-dtype", default=None)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 128])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 32, 128])
     parser.add_argument("--prefill", type=int, default=8192)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--skip-start", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--chunk-tokens", type=int, default=None)
     parser.add_argument("--commit", default="", help="where there is no repository to ask")
     arguments = parser.parse_args()
     lib.gate(TESTS, arguments)
@@ -62,9 +65,10 @@ def main() -> None:
         keep("start_s", [start_s(arguments.model, arguments.device) for _ in range(2)], "s")
     began = time.perf_counter()
     options = ModelOptions(device=arguments.device, kv_dtype=arguments.kv_dtype, context_tokens=16384)
-    with troth.Engine.open(
-        arguments.model, model_options=options, engine_options=EngineOptions(max_rows=256, max_waiting=1024)
-    ) as engine:
+    serving = EngineOptions(
+        max_rows=256, max_waiting=1024, deterministic=arguments.deterministic, chunk_tokens=arguments.chunk_tokens
+    )
+    with troth.Engine.open(arguments.model, model_options=options, engine_options=serving) as engine:
         figures["load_s"] = time.perf_counter() - began
         # As the server's engine process does: Python looks through modules and weights for garbage no more.
         gc.collect()
@@ -87,9 +91,12 @@ def main() -> None:
     if torch.cuda.is_available():
         figures["peak_device_bytes"] = torch.cuda.max_memory_allocated()
     result = lib.stamp({"model": info.model, "dtype": info.dtype, "kv_dtype": info.kv_dtype, "rows": 256})
+    result["options"] |= {"deterministic": arguments.deterministic, "chunk_tokens": arguments.chunk_tokens}
     result |= {"figures": figures, "spreads": spreads, "downgrades": downgrades, "ceilings": ceilings.measured}
     result["commit"] = arguments.commit or result["commit"]
-    lib.finish("engine-gpu", result, arguments)
+    mode = "-deterministic" if arguments.deterministic else ""
+    mode += f"-chunk-{arguments.chunk_tokens}" if arguments.chunk_tokens else ""
+    lib.finish(f"engine-gpu{mode}", result, arguments)
 
 
 class Ceilings:
@@ -126,7 +133,7 @@ def decode_tokens_per_s(engine: Engine, rows: int) -> float:
         ids = prompt_ids(PROMPT, engine.info.vocab_size)
         reply = engine.complete(ids, max_tokens=2 * HALF, temperature=0, ignore_eos=True)
         return (2 * HALF - 1) / reply.timings.decode_s
-    half, whole = (_together_s(engine, rows, count) for count in (HALF, 2 * HALF))
+    half, whole = (_decode_s(engine, rows, count) for count in (HALF, 2 * HALF))
     return rows * HALF / (whole - half)
 
 
@@ -139,11 +146,11 @@ def mixed_tokens_per_s(engine: Engine, num_requests: int) -> float:
     return num_requests * 128 / (time.perf_counter() - began)
 
 
-def _together_s(engine: Engine, rows: int, num_tokens: int) -> float:
+def _decode_s(engine: Engine, rows: int, num_tokens: int) -> float:
+    """Seconds from the first token to the last of the row that came last: all others decode meanwhile."""
     prompts = [prompt_ids(PROMPT, engine.info.vocab_size) for _ in range(rows)]
-    began = time.perf_counter()
-    engine.complete_all(prompts, max_tokens=num_tokens, temperature=0, ignore_eos=True)
-    return time.perf_counter() - began
+    replies = engine.complete_all(prompts, max_tokens=num_tokens, temperature=0, ignore_eos=True)
+    return min(reply.timings.decode_s for reply in replies)
 
 
 def _read_bytes_per_s(device: str) -> float:

@@ -118,6 +118,17 @@ def test_activate_without_an_order_takes_every_available_provider() -> None:
 
 
 @pytest.mark.usefixtures("restored")
+def test_activate_leaves_out_a_provider_that_is_not_for_every_day_unless_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rare = Provider("rare", (), lambda: None, by_default=False)
+    monkeypatch.setattr(registry, "PROVIDERS", (rare, *registry.PROVIDERS))
+    assert "rare" not in registry.default_order()
+    assert {status.name: status.reason for status in registry.activate()}["rare"] == "not asked for"
+    assert {status.name: status.active for status in registry.activate(("rare", "torch"))}["rare"]
+
+
+@pytest.mark.usefixtures("restored")
 def test_activate_refuses_an_unknown_provider_by_name_and_changes_nothing() -> None:
     before = {name: op.active for name, op in OPS.items()}
     with pytest.raises(OptionError, match=r"unknown op provider 'tproch'; known: .*torch.*, reference"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,10 @@ import torch
 
 from tests import laws
 from tests.cpu.test_laws import FAMILIES, requests
-from tests.cpu.tiny_models import CONTEXT, VOCAB, random_model, save
-from troth.artifact.resolve import resolve
-from troth.cache.checkpoints import CheckpointStorage
-from troth.cache.storage import CacheStorage
-from troth.contracts.cache_spec import attention_groups
-from troth.models.family import Placement
-from troth.models.registry import recognise
+from tests.cpu.tiny_models import random_model, save
+from tests.device.engines import builder
 from troth.ops import registry
-from troth.run.decode_steps import pipeline_depth, step_builders
-from troth.run.engine import EngineLoop
-from troth.run.grammar import RowGrammars
-from troth.run.runner import ModelRunner
-from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
-from troth.text.grammar import GrammarCompiler
 
 pytestmark = pytest.mark.device
 if not torch.cuda.is_available():
@@ -38,40 +26,6 @@ def _providers() -> Iterator[None]:
     registry.activate()
     yield
     registry.activate()
-
-
-def builder(path: Path, device: torch.device, dtype: torch.dtype) -> laws.BuildEngine:
-    """Builds engines over one model, with the steps that its device has."""
-    model = recognise(resolve(path)).load(Placement(device=device, dtype=dtype, context_tokens=CONTEXT))
-    specs = model.config.cache_specs(dtype.itemsize)
-    groups = attention_groups(specs)
-    compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
-
-    def build(serving: laws.Serving) -> tuple[EngineLoop, Scheduler]:
-        limits = serving.limits(specs, CONTEXT)
-        cache = CacheStorage(specs, limits.num_blocks, serving.max_rows, dtype=dtype, device=device)
-        scheduler = Scheduler(limits)
-        batches, decodes = step_builders(
-            model, cache, groups, max_rows=serving.max_rows, context_tokens=CONTEXT, device=device
-        )
-        grammars = RowGrammars(compiler)
-        checkpoints = CheckpointStorage(cache, serving.num_checkpoints)
-        runner = ModelRunner(model, cache, batches, decodes, checkpoints, grammars)
-        ticks = count()
-        loop = EngineLoop(
-            scheduler,
-            runner,
-            ByteTokenizer(),
-            clock=lambda: float(next(ticks)),
-            pipeline_depth=pipeline_depth(device),
-            grammars=grammars,
-        )
-        if device.type == "cuda" and not cache.states:
-            assert decodes is not None
-            assert decodes.refusal is None
-        return loop, scheduler
-
-    return build
 
 
 @pytest.fixture(scope="module", params=FAMILIES, name="path")
@@ -89,6 +43,12 @@ def test_gpu_answers_as_the_cpu(path: Path, on_gpu: laws.BuildEngine) -> None:
     laws.assert_same(laws.alone(on_gpu, requests()), laws.alone(on_cpu, requests()))
 
 
+def speculation_on_equals_off(build: laws.BuildEngine) -> None:
+    serving = laws.Serving(num_blocks=40, prompt_cache=True)
+    stats, _ = laws.speculation_changes_nothing(build, requests(), serving, ("grammar", "external", "ngram"), 3)
+    assert stats.num_drafted > stats.num_accepted > 0
+
+
 LAWS: dict[str, Callable[[laws.BuildEngine], None]] = {
     "batched = single": lambda build: laws.batched_equals_single(build, requests()),
     "chunked = whole": lambda build: laws.chunked_equals_whole(build, requests()),
@@ -98,6 +58,7 @@ LAWS: dict[str, Callable[[laws.BuildEngine], None]] = {
         laws.Serving(num_blocks=10),
     ),
     "stream = whole": lambda build: laws.stream_equals_whole(build, requests(), ByteTokenizer().decode),
+    "speculation on = off": speculation_on_equals_off,
 }
 
 

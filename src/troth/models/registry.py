@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from troth.artifact.artifact import Artifact
 from troth.config.families import FAMILIES, GGUF_FAMILIES
 from troth.errors import ModelLoadError
 from troth.models.family import FamilyConfig, Model, Placement
 from troth.weights.source import Progress, WeightSource
+
+DRAFT_TENSORS: Final = ("mtp.*",)
+"""Patterns of the tensors of draft heads, where they are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,21 @@ class Recognised:
         """
         source = WeightSource(self.artifact, progress)
         model: Model = self.module.Model(self.config, source, place)
-        source.finish(self.module.IGNORED)
+        # A head that is loaded is loaded whole.
+        left = [pattern for pattern in self.module.IGNORED if model.draft_head is None or pattern not in DRAFT_TENSORS]
+        source.finish(left)
         return model
+
+    @property
+    def draft_head_refusal(self) -> str | None:
+        """Why the model cannot draft for itself; None: it has a head for that which can be loaded."""
+        refusal: str | None = getattr(self.config, "draft_head_refusal", "its family has no draft heads")
+        return refusal
+
+    def with_draft_head(self) -> Recognised:
+        """The same with its draft head, which ``load`` then loads; there is one."""
+        assert self.draft_head_refusal is None, self.draft_head_refusal
+        return replace(self, config=self.config.with_draft_head())  # type: ignore[attr-defined]
 
 
 def recognise(artifact: Artifact) -> Recognised:

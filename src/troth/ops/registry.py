@@ -143,6 +143,8 @@ class Provider:
     """What to say of it where it is in use."""
     is_broken: Callable[[], bool] = lambda: False
     """Whether it is installed in a way that cannot work: more than absent."""
+    by_default: bool = True
+    """Whether it is used where nobody named providers."""
 
 
 def _torch_unavailable() -> str | None:
@@ -176,21 +178,25 @@ def _triton_unavailable() -> str | None:
 PROVIDERS: Final[tuple[Provider, ...]] = (
     Provider(
         "cpu",
-        ("cpu_attention", "cpu_linear", "cpu_norm", "cpu_sample"),
+        ("cpu_attention", "cpu_linear", "cpu_norm", "cpu_recurrent", "cpu_sample"),
         _cpu_unavailable,
         _cpu_about,
         _cpu_is_broken,
     ),
+    Provider("invariant", ("triton_invariant",), _triton_unavailable, by_default=False),
     Provider(
         "triton",
         (
             "triton_attention",
             "triton_embedding",
             "triton_gated_activation",
+            "triton_gated_delta",
             "triton_linear",
             "triton_norm",
             "triton_rotary",
             "triton_sample",
+            "triton_short_conv",
+            "triton_sigmoid_gate",
         ),
         _triton_unavailable,
     ),
@@ -204,11 +210,12 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
             "torch_norm",
             "torch_rotary",
             "torch_short_conv",
+            "torch_sigmoid_gate",
         ),
         _torch_unavailable,
     ),
 )
-"""Every provider, fastest first: the default order."""
+"""Every provider. Those of the default order come fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,19 +229,24 @@ class ProviderStatus:
     is_broken: bool = False
 
 
+def default_order() -> tuple[str, ...]:
+    """Names of the providers that are used where nobody names any: what can run here, fastest first."""
+    return tuple(provider.name for provider in PROVIDERS if provider.by_default and provider.unavailable() is None)
+
+
 def activate(order: tuple[str, ...] | None = None) -> tuple[ProviderStatus, ...]:
     """Fix the order of providers for this process.
 
     Args:
-        order: provider names, first choice first; None: every available one in the default order. ``reference`` may
-            stand alone to run nothing but references.
+        order: provider names, first choice first; None: the default order. ``reference`` may stand alone to run nothing
+            but references.
 
     Raises:
         OptionError: a provider asked for by name is unknown or cannot run here.
     """
     known = {provider.name: provider for provider in PROVIDERS}
     problems = {provider.name: provider.unavailable() for provider in PROVIDERS}
-    names = tuple(n for n in known if problems[n] is None) if order is None else order
+    names = default_order() if order is None else order
     for name in names:
         if name == REFERENCE:
             continue

@@ -25,7 +25,7 @@ SPLIT_NEW_TOKENS: Final = 8
 """Steps whose rows feed no more tokens than this go to the split kernels whole: decodes and checks of drafts."""
 
 
-def _takes_attention(
+def takes_attention(
     q_THD: Tensor,
     kv: LayerKV,
     block_table_RB: Tensor,
@@ -34,10 +34,11 @@ def _takes_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> bool:
+    """Whether the kernels compute such a call."""
     return takes(q_THD) and q_THD.is_contiguous() and block_table_RB.stride(-1) == 1 and takes_cache(kv)
 
 
-@attention.provider("triton", supports=_takes_attention)
+@attention.provider("triton", supports=takes_attention)
 def attention_triton(
     q_THD: Tensor,
     kv: LayerKV,

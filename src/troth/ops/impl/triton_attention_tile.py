@@ -43,6 +43,7 @@ def attend_tile(
     SOFTCAP: tl.constexpr,
     SLOTS: tl.constexpr,
     MASKED: tl.constexpr,
+    ORDERED: tl.constexpr = False,
 ) -> tl.tensor:
     """Take in keys ``first`` .. ``first + L - 1`` of a row.
 
@@ -63,6 +64,7 @@ def attend_tile(
         mass: float32 [M], sum of 2^(score - best).
         acc: float32 [M, DP], sum of 2^(score - best) value.
         MASKED: whether some query may not see some key; false saves the masks.
+        ORDERED: whether ``mass``, too, must not depend on how the tile lies in registers.
 
     Returns:
         best, mass, acc.
@@ -99,7 +101,12 @@ def attend_tile(
     finite = tl.where(new_best == float("-inf"), 0.0, new_best)
     decay = tl.exp2(best - finite)
     p = tl.exp2(score - finite[:, None])
-    mass = mass * decay + tl.sum(p, axis=1)
+    if ORDERED:
+        # The matrix unit adds in one order; its columns are all the same.
+        added = tl.dot(p.to(q.dtype), tl.full([L, 16], 1.0, tl.float32).to(q.dtype), input_precision="ieee")
+        mass = mass * decay + tl.max(added, axis=1)
+    else:
+        mass = mass * decay + tl.sum(p, axis=1)
     acc = acc * decay[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision="ieee")
     return new_best, mass, acc
 

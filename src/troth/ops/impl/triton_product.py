@@ -1,0 +1,226 @@
+"""Products of tokens with a dense matrix by the matrix units.
+
+A unit adds the products of 16 inputs at a time to what it has, by the same arithmetic in every shape of its
+instructions. So where each sum runs over all inputs in order, a token's results depend neither on how many tokens share
+the product nor on the tiling: bit for bit, which ``tests/device`` holds to. Where few tokens meet a matrix of few
+outputs, programs may also share the inputs, and the last of them adds up what they found, in order.
+Next: ``triton_linear.py``, ``triton_invariant.py``.
+Legend: T tokens, I inputs, O outputs; M, N, L are a tile's tokens, outputs and inputs; S parts of the inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from troth.ops.impl.triton import power_of_2
+from troth.ops.impl.triton_overlap import OVERLAP, await_inputs
+
+WEIGHTS_FIRST: Final = 64
+"""Outputs of a tile from which Hopper's wide instruction takes the weights as its first operand, straight from shared
+memory: the second, the tokens, may then be few."""
+FETCHED: Final = 256
+"""Inputs of each output that are asked for before the tokens are there."""
+FETCHED_TOKENS: Final = 128
+"""More wait for the matrix units, not for memory."""
+TOGETHER: Final = 8
+"""Tiles of tokens that meet the same outputs at about the same time."""
+
+
+MANY_OUTPUTS: Final = 16384
+MOST_PROGRAMS: Final = 160
+"""Where tiles of outputs are fewer, inputs are split: an H200 has 132 processors."""
+LEAST_INPUTS: Final = 1024
+"""Of a part."""
+
+_ARRIVALS: Final = WeakTensorKeyDictionary()
+"""Matrix -> int32 [tiles], zeros between products: how many programs have left their part of a tile.
+
+Each matrix has its own: engines beside each other must not count together.
+"""
+
+
+class Tiling(NamedTuple):
+    """How a product is divided."""
+
+    tokens: int
+    outputs: int
+    inputs: int
+    num_stages: int
+    num_warps: int
+    splits: int = 1
+
+
+@triton.jit
+def _fetch(at: tl.tensor) -> None:
+    """Ask for memory behind pointers to come nearer, into the second cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _tile_product(x_tile: tl.tensor, w_tile: tl.tensor, acc: tl.tensor, WEIGHTS_FIRST: tl.constexpr) -> tl.tensor:
+    if WEIGHTS_FIRST:
+        return tl.dot(w_tile, tl.trans(x_tile), acc, input_precision="ieee")
+    else:
+        return tl.dot(x_tile, tl.trans(w_tile), acc, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def product(
+    x: tl.tensor,
+    w: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    parts: tl.tensor,
+    arrivals: tl.tensor,
+    x_stride: tl.tensor,
+    num_tokens: tl.tensor,
+    num_outputs: tl.tensor,
+    width: tl.tensor,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    L: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,
+    FETCHED: tl.constexpr,
+    BIAS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """y = x w^T + bias; a program computes M tokens by N outputs, or a part of their inputs.
+
+    EVEN: the width is a multiple of L SPLITS; so it must be where inputs are split.
+    """
+    # Programs side by side share weights: those of TOGETHER tiles of tokens, before the next outputs.
+    tiles_m, tiles_n = tl.cdiv(num_tokens, M), tl.cdiv(num_outputs, N)
+    group = tl.program_id(0) // (TOGETHER * tiles_n)
+    place = tl.program_id(0) % (TOGETHER * tiles_n)
+    size = tl.minimum(tiles_m - group * TOGETHER, TOGETHER)
+    m = (group * TOGETHER + place % size) * M + tl.arange(0, M)
+    n, i = place // size * N + tl.arange(0, N), tl.arange(0, L)
+    m_inside, n_inside = m < num_tokens, n < num_outputs
+    split, span = tl.program_id(1), width // SPLITS
+    begin = tl.multiple_of(split * span, 16)
+    w_row = w + tl.where(n_inside, n, 0).to(tl.int64)[:, None] * width + begin
+    x_at = x + m.to(tl.int64)[:, None] * x_stride + begin + i[None, :]
+    x_inside = m_inside[:, None]
+    w_at = w_row + i[None, :]
+    if OVERLAP and FETCHED > 0:
+        # Weights never change: they may come before the tokens are there.
+        _fetch(w_row + tl.arange(0, FETCHED // 64)[None, :] * 64)
+    await_inputs(OVERLAP)
+    acc = tl.zeros([N, M] if WEIGHTS_FIRST else [M, N], tl.float32)
+    for first in range(0, span, L):
+        if EVEN:
+            w_tile = tl.load(w_at + first)
+            x_tile = tl.load(x_at + first, mask=x_inside, other=0.0)
+        else:
+            held = (first + i < span)[None, :]
+            w_tile = tl.load(w_at + first, mask=held, other=0.0)
+            x_tile = tl.load(x_at + first, mask=x_inside & held, other=0.0)
+        acc = _tile_product(x_tile, w_tile, acc, WEIGHTS_FIRST)
+    if WEIGHTS_FIRST:
+        acc = tl.trans(acc)
+    at, inside = m.to(tl.int64)[:, None] * num_outputs + n[None, :], m_inside[:, None] & n_inside[None, :]
+    is_last = True
+    if SPLITS > 1:
+        area = num_tokens.to(tl.int64) * num_outputs
+        tl.store(parts + split * area + at, acc, mask=inside)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel")
+        is_last = arrived == SPLITS - 1
+        if is_last:
+            tl.debug_barrier()
+            acc = tl.zeros([M, N], tl.float32)
+            for other in tl.static_range(SPLITS):
+                # The first cache of this processor may hold what was there before.
+                acc += tl.load(parts + other * area + at, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(arrivals + tl.program_id(0), 0)
+    if is_last:
+        if BIAS:
+            acc += tl.load(bias + n, mask=n_inside, other=0.0).to(tl.float32)[None, :]
+        tl.store(y + at, acc.to(y.dtype.element_ty), mask=inside)
+
+
+def ordered_product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """x @ weight^T + bias, float [T, O], every sum in order. Both matrices are of one dtype, rows side by side."""
+    return _product(x_TI, weight_OI, bias_O, _tiling(x_TI.dtype, x_TI.shape[0], weight_OI.shape[0]))
+
+
+def product_of_few(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """The same for up to 32 tokens of 16 bits, with inputs split where that is faster: always alike for one matrix."""
+    num_outputs, width = weight_OI.shape
+    tiling = _tiling(x_TI.dtype, x_TI.shape[0], num_outputs)
+    tiles, splits = triton.cdiv(num_outputs, tiling.outputs), 1
+    while (
+        2 * splits * tiles <= MOST_PROGRAMS
+        and width >= 2 * splits * LEAST_INPUTS
+        and width % (2 * splits * tiling.inputs) == 0
+    ):
+        splits *= 2
+    return _product(x_TI, weight_OI, bias_O, tiling._replace(splits=splits))
+
+
+def _product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tiling: Tiling) -> Tensor:
+    num_tokens, (num_outputs, width) = x_TI.shape[0], weight_OI.shape
+    y_TO = torch.empty(num_tokens, num_outputs, dtype=x_TI.dtype, device=x_TI.device)
+    tiles = triton.cdiv(num_tokens, tiling.tokens) * triton.cdiv(num_outputs, tiling.outputs)
+    parts, arrivals = y_TO, y_TO
+    if tiling.splits > 1:
+        parts = torch.empty(tiling.splits, num_tokens, num_outputs, dtype=torch.float32, device=x_TI.device)
+        arrivals = _arrivals(weight_OI, tiles)
+    product[(tiles, tiling.splits)](
+        x_TI,
+        weight_OI,
+        bias_O if bias_O is not None else x_TI,
+        y_TO,
+        parts,
+        arrivals,
+        x_TI.stride(0),
+        num_tokens,
+        num_outputs,
+        width,
+        M=tiling.tokens,
+        N=tiling.outputs,
+        L=tiling.inputs,
+        SPLITS=tiling.splits,
+        EVEN=width % tiling.inputs == 0,
+        TOGETHER=TOGETHER,
+        WEIGHTS_FIRST=tiling.outputs >= WEIGHTS_FIRST,
+        FETCHED=FETCHED if num_tokens <= FETCHED_TOKENS and width >= FETCHED else 0,
+        BIAS=bias_O is not None,
+        OVERLAP=OVERLAP,
+        launch_pdl=OVERLAP,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+    return y_TO
+
+
+def _arrivals(weight_OI: Tensor, tiles: int) -> Tensor:
+    if weight_OI not in _ARRIVALS:
+        _ARRIVALS[weight_OI] = torch.zeros(tiles, dtype=torch.int32, device=weight_OI.device)
+    arrivals: Tensor = _ARRIVALS[weight_OI]
+    return arrivals
+
+
+def _tiling(dtype: torch.dtype, num_tokens: int, num_outputs: int) -> Tiling:
+    """As measured on an H200, matrices of 33 to 201 MB: 3.0 to 4.2 TB/s up to 32 tokens, 610 to 700 TFLOP/s of many."""
+    if dtype == torch.float32:
+        # Exact products run on the ordinary units, from registers.
+        return Tiling(16, 32, 32, 2, 4)
+    if num_tokens <= 32:
+        return Tiling(max(16, power_of_2(num_tokens)), 64, 128, 3 if num_outputs >= MANY_OUTPUTS else 5, 4)
+    if num_tokens <= 64:
+        return Tiling(64, 64, 128, 4, 4)
+    if num_tokens <= 128:
+        return Tiling(128, 64, 64, 3, 4) if num_outputs >= MANY_OUTPUTS else Tiling(128, 64, 128, 4, 4)
+    return Tiling(128, 128, 64, 4, 8) if num_tokens <= 1024 else Tiling(256, 128, 64, 3, 8)
