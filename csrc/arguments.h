@@ -1,6 +1,7 @@
 // The arguments of every operation: plain structs of pointers and sizes, filled by module.cpp, read by kernels.h.
 //
-// Legend: T tokens, R rows, H query heads, K key-value heads, D head size, N blocks, B blocks per table row.
+// Legend: T tokens, R rows, H query heads, K key-value heads, D head size, N blocks, B blocks per table row. Of recurrent
+// layers: G key heads and H value heads of sizes D and E, P rows of the persistent batch, L drafts of a trail.
 // Activations are float32, row-major. Pointers belong to the caller and stay valid while the operation can run.
 #pragma once
 
@@ -34,6 +35,12 @@ struct PackArguments {
     uint8_t* packed;
 };
 
+struct LinearArguments;
+
+// The panel of outputs begin and after it of one part, times the tokens past the exact ones, rounded to bf16 in x16. y is
+// that part's first output; panel is scratch.
+using Panels16 = void (*)(const LinearArguments&, const WeightPart&, int begin, float* y, float* panel);
+
 struct LinearArguments {
     const WeightPart* parts;
     int num_parts;
@@ -45,6 +52,7 @@ struct LinearArguments {
     int exact;            // leading tokens computed as dots
     int tokens;           // T
     uint16_t* x16;        // [T, inputs] scratch for bf16 panels, or null: float32 panels
+    Panels16 panels16;    // null without x16
 };
 
 struct EmbeddingArguments {
@@ -109,6 +117,53 @@ struct AttentionArguments {
     int max_segments;
     float* scratch;           // [threads, scratch_stride]
     size_t scratch_stride;    // at least attention_scratch(head_dim) floats
+};
+
+// The rows of a step for operations that keep a state per row (ops/rows.py).
+struct StepRows {
+    const int64_t* ids;       // [R]: place of each row in the persistent batch
+    const int32_t* starts;    // [R + 1]: first token of each row in the step
+    const int32_t* lengths;   // [R]: tokens of each row's context, this step's included
+    const int64_t* recalls;   // [R]: drafts of its trail that each row takes in first, or null
+    int count;                // R
+    int single;               // rows at the head that have one token
+    int verifies;             // rows behind those whose tokens are drafts, all but the first
+    int trail_tokens;         // L
+};
+
+struct DeltaArguments {
+    const float* qkv;         // [T, 2 G D + H E]
+    int key_heads, heads, key_dim, value_dim;
+    const float* decay;       // [T, H], gate_stride apart
+    const float* beta;
+    size_t gate_stride;
+    const float* decay_rate;  // [H]
+    const float* decay_bias;
+    float* state;             // [P, H, D, E]
+    float* trail;             // [P, L, G D + H E + H]
+    StepRows rows;
+    float* out;               // [T, H, E]
+};
+
+struct ConvArguments {
+    const float* x;           // [T, channels], stride apart
+    size_t stride;
+    const float* weight;      // [taps, channels]
+    int taps, channels;
+    float* state;             // [P, taps - 1, channels]
+    float* trail;             // [P, L, channels]
+    StepRows rows;
+    float* y;                 // [T, channels]
+};
+
+struct GatedNormArguments {
+    const float* x;           // [T, heads, width]
+    const float* gate;        // [T, heads width], gate_stride apart
+    size_t gate_stride;
+    const float* weight;      // [width], or null: x times a sigmoid instead
+    float eps;
+    float* y;                 // [T, heads, width]
+    int width, heads, tokens;
 };
 
 struct GateArguments {

@@ -1,6 +1,7 @@
 // One instruction set's operations.
 #pragma once
 
+#include "arguments.h"
 #include "pool.h"
 
 namespace troth {
@@ -9,9 +10,9 @@ namespace troth {
 struct Kernels {
     const char* name;
     int vector_floats;
-    bool bf16_products;
+    Panels16 panels16;                        // null without bf16 products,
+    void (*round_inputs)(const void*, Turn);  // and this, too
     void (*linear)(const void*, Turn);
-    void (*round_inputs)(const void*, Turn);
     void (*embedding)(const void*, Turn);
     void (*norm)(const void*, Turn);
     void (*rotary)(const void*, Turn);
@@ -21,6 +22,9 @@ struct Kernels {
     void (*sample)(const void*, Turn);
     void (*finite)(const void*, Turn);
     void (*mask)(const void*, Turn);
+    void (*delta)(const void*, Turn);
+    void (*conv)(const void*, Turn);
+    void (*gated_norm)(const void*, Turn);
 };
 
 }  // namespace troth

@@ -8,44 +8,17 @@
 #include "linear.h"
 #include "mask.h"
 #include "pool.h"
+#include "recurrent.h"
 #include "sample.h"
 
 namespace troth {
 
 namespace TROTH_ISA {
 
-// Calls visit with the format's type.
-template <class Visit>
-inline void with_format(int format, Visit visit) {
-    switch (format) {
-        case FORMAT_Q4_0: visit(Packed4_0{}); break;
-        case FORMAT_Q4_1: visit(Packed4_1{}); break;
-        case FORMAT_Q5_0: visit(Packed5_0{}); break;
-        case FORMAT_Q5_1: visit(Packed5_1{}); break;
-        case FORMAT_Q8_0: visit(Packed8_0{}); break;
-        case FORMAT_Q4_K: visit(Packed4_K{}); break;
-        case FORMAT_Q5_K: visit(Packed5_K{}); break;
-        case FORMAT_Q6_K: visit(Packed6_K{}); break;
-        case FORMAT_F32: visit(F32{}); break;
-        case FORMAT_F16: visit(F16{}); break;
-        default: visit(BF16{}); break;
-    }
-}
-
 inline void add_bias(const LinearArguments& a, int first_token, int last_token, int begin, int end) {
     if (!a.bias) return;
     for (int t = first_token; t < last_token; t++)
         for (int o = begin; o < end; o++) a.y[(size_t)t * a.outputs + o] += a.bias[o];
-}
-
-// x16 = x rounded to bf16, for the tokens that go through panels.
-inline void round_inputs(const void* arguments, Turn turn) {
-    const auto& a = *(const LinearArguments*)arguments;
-    for (int t; (t = turn.take(a.tokens - a.exact)) >= 0;) {
-        const float* x = a.x + (size_t)(a.exact + t) * a.inputs;
-        uint16_t* to = a.x16 + (size_t)t * a.inputs;
-        for (int i = 0; i < a.inputs; i++) to[i] = f32_to_bf16(x[i]);
-    }
 }
 
 // The exact tokens' inputs as packed weights want them, made at most once per operation, thread and order.
@@ -123,20 +96,15 @@ inline void panel_piece(const LinearArguments& a, int i, float* panel) {
         i -= here;
     }
     const WeightPart& part = a.parts[p];
-    const int begin = i * PANEL, end = std::min(part.outputs, begin + PANEL), tokens = a.tokens - a.exact;
-    float* y = a.y + (size_t)a.exact * a.outputs + before;
-    with_format(part.format, [&](auto format) {
-        typedef decltype(format) F;
-#if defined(TROTH_BF16)
-        if (a.x16) {
-            panels16<F>(part.rows, part.row_bytes, a.x16, a.inputs, tokens, a.inputs, y, a.outputs, begin, part.outputs,
-                        (uint32_t*)panel);
-            return;
-        }
-#endif
-        panels<F>(part.rows, part.row_bytes, a.x + (size_t)a.exact * a.inputs, a.inputs, tokens, a.inputs, y, a.outputs,
-                  begin, part.outputs, panel);
-    });
+    const int begin = i * PANEL, end = std::min(part.outputs, begin + PANEL);
+    if (a.panels16)
+        a.panels16(a, part, begin, a.y + before, panel);
+    else
+        with_format(part.format, [&](auto format) {
+            typedef decltype(format) F;
+            panels<F>(part.rows, part.row_bytes, a.x + (size_t)a.exact * a.inputs, a.inputs, a.tokens - a.exact, a.inputs,
+                      a.y + (size_t)a.exact * a.outputs + before, a.outputs, begin, part.outputs, panel);
+        });
     add_bias(a, a.exact, a.tokens, before + begin, before + end);
 }
 
@@ -178,22 +146,6 @@ inline void embedding(const void* arguments, Turn turn) {
         if (a.scale != 1.0f)
             for (int k = 0; k < a.width; k++) y[k] *= a.scale;
     }
-}
-
-// y = x * weight / sqrt(mean(x^2) + eps); lanes past the last whole vector are done one by one.
-inline void normalise_row(const float* x, const float* weight, float eps, int width, float* y) {
-    V squares = zero();
-    int d = 0;
-    for (; d + W <= width; d += W) {
-        V v = load(x + d);
-        squares = fma(v, v, squares);
-    }
-    float total = sum(squares);
-    for (; d < width; d++) total += x[d] * x[d];
-    const float scale = 1.0f / sqrtf(total / (float)width + eps);
-    const V scales = all(scale);
-    for (d = 0; d + W <= width; d += W) store(y + d, load(x + d) * scales * load(weight + d));
-    for (; d < width; d++) y[d] = x[d] * scale * weight[d];
 }
 
 inline void norm(const void* arguments, Turn turn) {
@@ -307,13 +259,8 @@ inline void gate(const void* arguments, Turn turn) {
 }
 
 constexpr Kernels table(const char* name) {
-#if defined(TROTH_BF16)
-    const bool bf16 = true;
-#else
-    const bool bf16 = false;
-#endif
-    return {name, W, bf16, linear, round_inputs, embedding, norm, rotary, attend_any, attend_merge, gate,
-            sample, finite, mask};
+    return {name, W, nullptr, nullptr, linear, embedding, norm, rotary, attend_any, attend_merge, gate,
+            sample, finite, mask, delta, conv, gated_norm};
 }
 
 }  // namespace TROTH_ISA

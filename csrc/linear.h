@@ -3,18 +3,37 @@
 // Two paths, each computing every (token, output) in an order that does not depend on the number of tokens, rows or
 // threads, so that a token's result never depends on its company:
 //   dots    few tokens: weights are read once from memory, exact float32. Rows of numbers here, quantised in packed.h
-//   panels  many tokens: 16 or 32 outputs side by side are dequantised into a panel that stays in cache; float32, or
-//           bf16 products with float32 sums where the instruction set has them
+//   panels  many tokens: 16 or 32 outputs side by side are dequantised into a panel that stays in cache; float32 here,
+//           products of bf16 numbers in panels16.h
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
+#include "arguments.h"
 #include "formats.h"
 #include "packed.h"
 
 namespace troth {
 namespace TROTH_ISA {
+
+// Calls visit with the format's type.
+template <class Visit>
+inline void with_format(int format, Visit visit) {
+    switch (format) {
+        case FORMAT_Q4_0: visit(Packed4_0{}); break;
+        case FORMAT_Q4_1: visit(Packed4_1{}); break;
+        case FORMAT_Q5_0: visit(Packed5_0{}); break;
+        case FORMAT_Q5_1: visit(Packed5_1{}); break;
+        case FORMAT_Q8_0: visit(Packed8_0{}); break;
+        case FORMAT_Q4_K: visit(Packed4_K{}); break;
+        case FORMAT_Q5_K: visit(Packed5_K{}); break;
+        case FORMAT_Q6_K: visit(Packed6_K{}); break;
+        case FORMAT_F32: visit(F32{}); break;
+        case FORMAT_F16: visit(F16{}); break;
+        default: visit(BF16{}); break;
+    }
+}
 
 constexpr int DOT_ROWS = 4;     // weight rows in flight for one token: four streams hide memory latency
 constexpr int DOT_TOKENS = 4;   // tokens that share one dequantised block
@@ -212,198 +231,6 @@ void panels(const uint8_t* w, size_t row_bytes, const float* x, size_t x_stride,
                                      y + t * y_stride + o, y_stride, width, first == 0);
     }
 }
-
-#if defined(TROTH_BF16)
-
-// The same with products of bf16 numbers and float32 sums: panel[input / 2][output] holds pairs of inputs.
-
-// rows[r] holds 16 pairs of output r; out + p * PANEL receives pair p of 16 outputs.
-inline void transpose_pairs(__m512i* rows, uint32_t* out) {
-    __m512i a[16];
-    for (int i = 0; i < 16; i += 2) {
-        a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        rows[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-        rows[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-        rows[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-        rows[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-    }
-    // Now rows[4 g + j] holds, in its 128-bit lane l, pair 4 l + j of outputs 4 g .. 4 g + 3.
-    for (int j = 0; j < 4; j++) {
-        __m512i lo = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0x44), hi = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0xee);
-        __m512i lo2 = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0x44);
-        __m512i hi2 = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0xee);
-        _mm512_storeu_si512(out + (0 + j) * PANEL, _mm512_shuffle_i32x4(lo, lo2, 0x88));
-        _mm512_storeu_si512(out + (4 + j) * PANEL, _mm512_shuffle_i32x4(lo, lo2, 0xdd));
-        _mm512_storeu_si512(out + (8 + j) * PANEL, _mm512_shuffle_i32x4(hi, hi2, 0x88));
-        _mm512_storeu_si512(out + (12 + j) * PANEL, _mm512_shuffle_i32x4(hi, hi2, 0xdd));
-    }
-}
-
-// 16 outputs of inputs 2 p and 2 p + 1 as pairs.
-inline __m512i pairs(V even, V odd) {
-    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
-    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
-    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
-}
-
-template <class F>
-void fill_panel16(const uint8_t* w, size_t row_bytes, int o, int outputs, int first, int count, uint32_t* panel) {
-    if constexpr (F::PACKED) {
-        for (int part = 0; part < PANEL; part += GROUP) {
-            const uint8_t* group = w + (size_t)((o + part) / GROUP) * row_bytes + (size_t)(first / F::BLOCK) * F::BYTES;
-            for (int k = 0; k < count; k += 32) {
-                V v[32];
-                for (int i = 0; i < 32; i++) v[i] = zero();
-                if (o + part < outputs)
-                    packed_values<F>(group + (size_t)(k / F::BLOCK) * F::BYTES, k % F::BLOCK / 32, 0, v);
-                for (int i = 0; i < 16; i++)
-                    _mm512_storeu_si512(panel + (size_t)(k / 2 + i) * PANEL + part, pairs(v[2 * i], v[2 * i + 1]));
-            }
-        }
-    } else {
-        for (int k = 0; k < count; k += 32)
-            for (int half = 0; half < PANEL; half += 16) {
-                __m512i rows[16];
-                for (int r = 0; r < 16; r++) {
-                    V v[PARTS] = {zero(), zero()};
-                    if (o + half + r < outputs)
-                        F::values(w + (size_t)(o + half + r) * row_bytes + (size_t)((first + k) / 32) * F::BYTES, v);
-                    rows[r] = (__m512i)_mm512_cvtne2ps_pbh(v[1], v[0]);
-                }
-                transpose_pairs(rows, panel + (size_t)(k / 2) * PANEL + half);
-            }
-    }
-}
-
-template <int N>
-inline void panel_tokens16(const uint32_t* panel, const uint16_t* x, size_t x_stride, int count, float* y,
-                           size_t y_stride, int width, bool fresh) {
-    V acc[N][2];
-    for (int t = 0; t < N; t++) acc[t][0] = acc[t][1] = zero();
-    for (int k = 0; k < count; k += 2) {
-        const uint32_t* pair = panel + (size_t)(k / 2) * PANEL;
-        __m512bh w0 = (__m512bh)_mm512_loadu_si512(pair), w1 = (__m512bh)_mm512_loadu_si512(pair + 16);
-#pragma GCC unroll 12
-        for (int t = 0; t < N; t++) {
-            int32_t two;
-            memcpy(&two, x + t * x_stride + k, 4);
-            __m512bh xt = (__m512bh)_mm512_set1_epi32(two);
-            acc[t][0] = _mm512_dpbf16_ps(acc[t][0], w0, xt);
-            acc[t][1] = _mm512_dpbf16_ps(acc[t][1], w1, xt);
-        }
-    }
-    for (int t = 0; t < N; t++) {
-        float lanes[PANEL];
-        store(lanes, acc[t][0]);
-        store(lanes + W, acc[t][1]);
-        float* out = y + t * y_stride;
-        if (fresh)
-            for (int i = 0; i < width; i++) out[i] = lanes[i];
-        else
-            for (int i = 0; i < width; i++) out[i] += lanes[i];
-    }
-}
-
-template <int N>
-inline void panel_rest16(int tokens, const uint32_t* panel, const uint16_t* x, size_t x_stride, int count, float* y,
-                         size_t y_stride, int width, bool fresh) {
-    if constexpr (N > 0) {
-        if (tokens == N)
-            panel_tokens16<N>(panel, x, x_stride, count, y, y_stride, width, fresh);
-        else
-            panel_rest16<N - 1>(tokens, panel, x, x_stride, count, y, y_stride, width, fresh);
-    }
-}
-
-#if defined(TROTH_AMX)
-
-// Tiles of 16 tokens x 32 inputs (A), 32 inputs x 16 outputs (B, the panel as it lies) and 16 x 16 sums (C): Intel AMX.
-constexpr int TILE_TOKENS = 32;
-
-inline void shape_tiles(int tokens) {
-    struct alignas(64) {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {};
-        uint8_t rows[16] = {};
-    } config;
-    const uint8_t rows[2] = {(uint8_t)std::min(16, tokens), (uint8_t)std::max(0, tokens - 16)};
-    for (int c = 0; c < 4; c++) config.rows[c] = rows[c / 2], config.row_bytes[c] = rows[c / 2] ? 64 : 0;
-    for (int a = 0; a < 2; a++) config.rows[4 + a] = rows[a], config.row_bytes[4 + a] = rows[a] ? 64 : 0;
-    for (int b = 6; b < 8; b++) config.rows[b] = 16, config.row_bytes[b] = 64;
-    _tile_loadconfig(&config);
-}
-
-inline void panel_tiles(const uint32_t* panel, const uint16_t* x, size_t x_stride, int tokens, int count, float* y,
-                        size_t y_stride, int width, bool fresh) {
-    int shaped = 0;
-    for (int t = 0; t < tokens; t += TILE_TOKENS) {
-        const int n = std::min(TILE_TOKENS, tokens - t);
-        if (n != shaped) shape_tiles(shaped = n);
-        const uint16_t* low = x + t * x_stride;
-        const uint16_t* high = low + 16 * x_stride;
-        _tile_zero(0);
-        _tile_zero(1);
-        if (n > 16) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        for (int k = 0; k < count; k += 32) {
-            const uint32_t* pairs = panel + (size_t)(k / 2) * PANEL;
-            _tile_loadd(6, pairs, PANEL * 4);
-            _tile_loadd(7, pairs + 16, PANEL * 4);
-            _tile_loadd(4, low + k, x_stride * 2);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            if (n > 16) {
-                _tile_loadd(5, high + k, x_stride * 2);
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
-            }
-        }
-        alignas(64) float sums[TILE_TOKENS][PANEL];
-        _tile_stored(0, &sums[0][0], PANEL * 4);
-        _tile_stored(1, &sums[0][16], PANEL * 4);
-        if (n > 16) {
-            _tile_stored(2, &sums[16][0], PANEL * 4);
-            _tile_stored(3, &sums[16][16], PANEL * 4);
-        }
-        for (int i = 0; i < n; i++) {
-            float* out = y + (t + i) * y_stride;
-            if (fresh)
-                for (int o = 0; o < width; o++) out[o] = sums[i][o];
-            else
-                for (int o = 0; o < width; o++) out[o] += sums[i][o];
-        }
-    }
-    _tile_release();
-}
-
-#endif
-
-template <class F>
-void panels16(const uint8_t* w, size_t row_bytes, const uint16_t* x, size_t x_stride, int tokens, int inputs, float* y,
-              size_t y_stride, int o, int outputs, uint32_t* panel) {
-    const int width = std::min(PANEL, outputs - o);
-    for (int first = 0; first < inputs; first += PANEL_INPUTS) {
-        const int count = std::min(PANEL_INPUTS, inputs - first);
-        fill_panel16<F>(w, row_bytes, o, outputs, first, count, panel);
-#if defined(TROTH_AMX)
-        panel_tiles(panel, x + first, x_stride, tokens, count, y + o, y_stride, width, first == 0);
-#else
-        int t = 0;
-        for (; t + PANEL_TOKENS <= tokens; t += PANEL_TOKENS)
-            panel_tokens16<PANEL_TOKENS>(panel, x + t * x_stride + first, x_stride, count, y + t * y_stride + o,
-                                         y_stride, width, first == 0);
-        panel_rest16<PANEL_TOKENS - 1>(tokens - t, panel, x + t * x_stride + first, x_stride, count,
-                                       y + t * y_stride + o, y_stride, width, first == 0);
-#endif
-    }
-}
-
-#endif
 
 }  // namespace TROTH_ISA
 }  // namespace troth

@@ -83,7 +83,8 @@ public:
 
     void linear(const Weight& w, uintptr_t bias, uintptr_t x, uintptr_t y, int exact, int tokens, uintptr_t x16) {
         LinearArguments a{w.parts.data(), (int)w.parts.size(), w.inputs, w.outputs, at<const float>(bias),
-                          at<const float>(x), at<float>(y), exact, tokens, at<uint16_t>(x16)};
+                          at<const float>(x), at<float>(y), exact, tokens, at<uint16_t>(x16),
+                          x16 ? kernels().panels16 : nullptr};
         if (a.x16 && exact < tokens) take(kernels().round_inputs, a);
         take(kernels().linear, a);
     }
@@ -126,6 +127,29 @@ public:
     void gate(uintptr_t gate_up, int act, uintptr_t y, int inner, int tokens) {
         GateArguments a{at<const float>(gate_up), act, at<float>(y), inner, tokens};
         take(kernels().gate, a);
+    }
+
+    void delta(uintptr_t qkv, int key_heads, int heads, int key_dim, int value_dim, uintptr_t decay, uintptr_t beta,
+               size_t gate_stride, uintptr_t rate, uintptr_t bias, uintptr_t state, uintptr_t trail, const StepRows& rows,
+               uintptr_t out) {
+        DeltaArguments a{at<const float>(qkv), key_heads, heads, key_dim, value_dim, at<const float>(decay),
+                         at<const float>(beta), gate_stride, at<const float>(rate), at<const float>(bias),
+                         at<float>(state), at<float>(trail), rows, at<float>(out)};
+        take(kernels().delta, a);
+    }
+
+    void conv(uintptr_t x, size_t stride, uintptr_t weight, int taps, int channels, uintptr_t state, uintptr_t trail,
+              const StepRows& rows, uintptr_t y) {
+        ConvArguments a{at<const float>(x), stride, at<const float>(weight), taps, channels, at<float>(state),
+                        at<float>(trail), rows, at<float>(y)};
+        take(kernels().conv, a);
+    }
+
+    void gated_norm(uintptr_t x, uintptr_t gate, size_t gate_stride, uintptr_t weight, float eps, uintptr_t y, int width,
+                    int heads, int tokens) {
+        GatedNormArguments a{at<const float>(x), at<const float>(gate), gate_stride, at<const float>(weight), eps,
+                             at<float>(y), width, heads, tokens};
+        take(kernels().gated_norm, a);
     }
 
     void sample(uintptr_t logits, int rows, int vocab, uintptr_t temperature, uintptr_t top_k, uintptr_t top_p,
@@ -181,9 +205,15 @@ private:
 NB_MODULE(_cpu, m) {
     using namespace troth;
     m.doc() = "CPU kernels of Troth. Use through troth.ops; addresses are not checked.";
-    m.attr("INTERFACE") = 4;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
+    m.attr("INTERFACE") = 5;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
     m.def("instruction_sets", &instruction_sets, "Names this processor can run, widest first.");
     m.def("group_bytes", &group_bytes, "Bytes of 16 packed rows of a quantised format.");
+    nb::class_<StepRows>(m, "StepRows")
+        .def("__init__", [](StepRows* self, uintptr_t ids, uintptr_t starts, uintptr_t lengths, uintptr_t recalls,
+                            int count, int single, int verifies, int trail_tokens) {
+            new (self) StepRows{at<const int64_t>(ids), at<const int32_t>(starts), at<const int32_t>(lengths),
+                                at<const int64_t>(recalls), count, single, verifies, trail_tokens};
+        });
     nb::class_<Weight>(m, "Weight")
         .def(nb::init<int>(), nb::arg("inputs"))
         .def("add", &Weight::add)
@@ -194,7 +224,7 @@ NB_MODULE(_cpu, m) {
         .def("pack", &Device::pack, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("threads", &Device::threads)
         .def_prop_ro("name", [](const Device& d) { return std::string(d.kernels().name); })
-        .def_prop_ro("bf16_products", [](const Device& d) { return d.kernels().bf16_products; });
+        .def_prop_ro("bf16_products", [](const Device& d) { return d.kernels().panels16 != nullptr; });
     nb::class_<Tape>(m, "Tape")
         .def(nb::init<Device&, bool>(), nb::arg("device"), nb::arg("keep"), nb::keep_alive<1, 2>())
         .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>())
@@ -205,6 +235,9 @@ NB_MODULE(_cpu, m) {
         .def("rotary", &Tape::rotary, nb::call_guard<nb::gil_scoped_release>())
         .def("attention", &Tape::attention, nb::call_guard<nb::gil_scoped_release>())
         .def("gate", &Tape::gate, nb::call_guard<nb::gil_scoped_release>())
+        .def("delta", &Tape::delta, nb::call_guard<nb::gil_scoped_release>())
+        .def("conv", &Tape::conv, nb::call_guard<nb::gil_scoped_release>())
+        .def("gated_norm", &Tape::gated_norm, nb::call_guard<nb::gil_scoped_release>())
         .def("sample", &Tape::sample, nb::call_guard<nb::gil_scoped_release>())
         .def("finite", &Tape::finite, nb::call_guard<nb::gil_scoped_release>())
         .def("mask", &Tape::mask, nb::call_guard<nb::gil_scoped_release>());

@@ -11,6 +11,20 @@ class Weight:
     def __init__(self, inputs: int) -> None: ...
     def add(self, format: int, rows: int, row_bytes: int, count: int, /) -> None: ...
 
+class StepRows:
+    def __init__(
+        self,
+        ids: int,
+        starts: int,
+        lengths: int,
+        recalls: int,
+        count: int,
+        single: int,
+        verifies: int,
+        trail_tokens: int,
+        /,
+    ) -> None: ...
+
 class Device:
     threads: int
     name: str
@@ -78,6 +92,50 @@ class Tape:
         /,
     ) -> None: ...
     def gate(self, gate_up: int, act: int, y: int, inner: int, tokens: int, /) -> None: ...
+    def delta(
+        self,
+        qkv: int,
+        key_heads: int,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        decay: int,
+        beta: int,
+        gate_stride: int,
+        rate: int,
+        bias: int,
+        state: int,
+        trail: int,
+        rows: StepRows,
+        out: int,
+        /,
+    ) -> None: ...
+    def conv(
+        self,
+        x: int,
+        stride: int,
+        weight: int,
+        taps: int,
+        channels: int,
+        state: int,
+        trail: int,
+        rows: StepRows,
+        y: int,
+        /,
+    ) -> None: ...
+    def gated_norm(
+        self,
+        x: int,
+        gate: int,
+        gate_stride: int,
+        weight: int,
+        eps: float,
+        y: int,
+        width: int,
+        heads: int,
+        tokens: int,
+        /,
+    ) -> None: ...
     def sample(
         self,
         logits: int,

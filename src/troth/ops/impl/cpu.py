@@ -22,9 +22,10 @@ from torch import Tensor
 
 from troth.artifact.ggml_types import GgmlType
 from troth.errors import OptionError
+from troth.ops.rows import Rows
 
 if TYPE_CHECKING:
-    from troth._cpu import Device, Weight
+    from troth._cpu import Device, StepRows, Weight
     from troth._cpu import Tape as Operations
 
 FORMATS: Final = {
@@ -38,7 +39,7 @@ FORMATS: Final = {
     GgmlType.Q6_K: 7,
 }
 """Quantised formats the kernels pack, by their number in ``csrc/arguments.h``."""
-INTERFACE: Final = 4
+INTERFACE: Final = 5
 """Which extension these modules speak to; ``csrc/module.cpp`` says which one it is."""
 DENSE_FORMATS: Final = {torch.float32: 8, torch.float16: 9, torch.bfloat16: 10}
 PACKED_GROWTH: Final = 1.03
@@ -190,6 +191,22 @@ def group_bytes(format_number: int, inputs: int) -> int:
 def pack_rows(format_number: int, rows: Tensor, num_rows: int, inputs: int, packed: Tensor) -> None:
     """Lay quantised rows in file layout, uint8 [O, bytes per row], out in groups of 16 (``csrc/packed.h``)."""
     _device().pack(format_number, rows.data_ptr(), rows.stride(0), num_rows, inputs, packed.data_ptr())
+
+
+def step_rows(rows: Rows, trail_tokens: int) -> StepRows:
+    """The rows of a step for kernels that keep a state per row, with trails of so many drafts. Holds addresses only."""
+    recall_R = rows.recall_R
+    made: StepRows = _module().StepRows(
+        rows.row_R.data_ptr(),
+        rows.query_start_R1.data_ptr(),
+        rows.context_len_R.data_ptr(),
+        0 if recall_R is None else recall_R.data_ptr(),
+        rows.num_rows,
+        rows.num_single,
+        rows.num_verifies,
+        trail_tokens,
+    )
+    return made
 
 
 def attention_scratch(head_dim: int) -> tuple[Tensor, int]:
