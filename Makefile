@@ -7,9 +7,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 INSTALL := install --no-compile -c constraints.txt
 PORTABLE := .venv-portable
 
-.PHONY: setup demo test test-portable test-device fuzz check check-neon fix budget bench clean
+.PHONY: setup setup-all demo test test-portable test-device fuzz check check-neon fix budget bench clean
 
 setup: $(VENV)/.dev
+# All that the tests want; side by side with -j.
+setup-all: $(VENV)/.dev $(VENV)/.model $(PORTABLE)/.done
 
 # Torch first and pinned, so that nothing that needs it chooses another.
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -33,12 +35,12 @@ demo: $(VENV)/.model
 	@echo
 	@echo "Serve it to any OpenAI client:  $(BIN)/troth serve     (http://127.0.0.1:8080/v1)"
 
-# The torch-free rings where torch is not installed, the rest where it is; two tests at a time, but for those that a busy
-# machine could fail.
+# The torch-free rings where torch is not installed, the rest where it is; two tests at a time, but for those that count
+# time or memory.
 BESIDE := -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev $(VENV)/.model test-portable
-	$(BIN)/python -m pytest $(BESIDE) tests/cpu tests/device
-	$(BIN)/python -m pytest -m alone tests/cpu tests/e2e
+	$(BIN)/python -m pytest $(BESIDE) tests/cpu tests/e2e tests/device
+	$(BIN)/python -m pytest -m alone tests/cpu
 
 # Without torch, and without the kernels that need it.
 $(PORTABLE)/.done: pyproject.toml constraints.txt
