@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
-from troth.contracts.events import Completed, Event, Prefill, Queued, Timings, Usage
+from troth.contracts.events import Completed, Event, Prefill, Queued
 from troth.contracts.failures import failure_event
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
@@ -37,6 +37,7 @@ from troth.errors import (
 from troth.run.disk_port import DiskPort
 from troth.run.drafting import Drafting
 from troth.run.emit import Emission, Emitter
+from troth.run.live_request import LiveRequest, Sink
 from troth.run.memory_guard import MemoryGuard
 from troth.schedule.scheduler import RowOutcome, Scheduler
 from troth.text.detokenize import TokenBytes
@@ -53,42 +54,6 @@ class Grammars(Protocol):
 
     def prepare(self, request: Request) -> Future[object]:
         """Start compiling; the future raises RequestError for a grammar that cannot be."""
-
-
-class Sink(Protocol):
-    """Where a request's events go."""
-
-    @property
-    def last_read(self) -> float:
-        """When the consumer last took an event, on the engine's clock."""
-
-    def offer(self, event: Event) -> bool:
-        """Queue an event; whether there is room for more."""
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request that has not ended."""
-
-    request: Request
-    emitter: Emitter
-    sink: Sink
-    added_at: float
-    started_at: float | None = None
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-    num_prefilled: int = 0
-    num_cached: int = 0
-    held: bool = False
-    compilation: Future[object] | None = None
-    """Of the request's grammar, while it is under way; the request is not planned for before."""
-    restoring: bool = False
-    """Whether it waits for what the disk tier has of its prompt."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is not to be planned for."""
-        return self.held or self.restoring or self.compilation is not None
 
 
 class EngineLoop:
@@ -131,7 +96,7 @@ class EngineLoop:
         self._disk = disk
         self._memory = memory
         self._drafting = drafting
-        self._live: dict[RequestId, _Live] = {}
+        self._live: dict[RequestId, LiveRequest] = {}
         self._compiling: set[RequestId] = set()
         """Requests whose grammar may be under way."""
         self._restoring: set[RequestId] = set()
@@ -171,7 +136,7 @@ class EngineLoop:
             sink.offer(Prefill(num_done=0, num_cached=0, num_total=len(request.prompt_ids)))
             sink.offer(failure_event(error))
             return
-        live = _Live(request, emitter, sink, added_at=self._clock())
+        live = LiveRequest(request, emitter, sink, added_at=self._clock())
         self._live[request.request_id] = live
         if request.grammar is not None and self._grammars is not None:
             live.compilation = self._grammars.prepare(request)
@@ -206,7 +171,7 @@ class EngineLoop:
     def end_reasoning(self, request_id: RequestId) -> None:
         """Close a request's reasoning now, or as it begins, where the context has room for the tokens of the mark."""
         live = self._live.get(request_id)
-        if live is None or not _has_room_to_close(live.request, self._scheduler.limits.largest_request):
+        if live is None or not live.has_room_to_close(self._scheduler.limits.largest_request):
             return
         emission = live.emitter.end_reasoning()
         if emission.forced_ids:
@@ -401,14 +366,14 @@ class EngineLoop:
             if outcome.token_ids or outcome.finish is not None:
                 self._take_tokens(live, outcome)
 
-    def _note_prefill(self, live: _Live, num_prefilled: int) -> None:
+    def _note_prefill(self, live: LiveRequest, num_prefilled: int) -> None:
         total = len(live.request.prompt_ids)
         done = min(num_prefilled, total)
         if done > live.num_prefilled:
             live.num_prefilled = done
             self._offer(live, Prefill(num_done=done, num_cached=live.num_cached, num_total=total))
 
-    def _take_tokens(self, live: _Live, outcome: RowOutcome) -> None:
+    def _take_tokens(self, live: LiveRequest, outcome: RowOutcome) -> None:
         now = self._clock()
         if live.first_token_at is None:
             live.first_token_at = now
@@ -426,7 +391,7 @@ class EngineLoop:
             self._scheduler.force(outcome.request_id, emission.forced_ids, num_emitted=num_read)
         self._emit(live, emission)
 
-    def _pin(self, live: _Live, name: str) -> bool:
+    def _pin(self, live: LiveRequest, name: str) -> bool:
         """Keep the prompt, which is all committed now; the request fails if that cannot be."""
         try:
             self._scheduler.pin(name, live.request.namespace, live.request.prompt_ids)
@@ -436,7 +401,7 @@ class EngineLoop:
             return False
         return True
 
-    def _emit(self, live: _Live, emission: Emission) -> None:
+    def _emit(self, live: LiveRequest, emission: Emission) -> None:
         for event in emission.events:
             self._offer(live, event)
         if emission.finish is None:
@@ -445,8 +410,8 @@ class EngineLoop:
         live.sink.offer(
             Completed(
                 finish_reason=emission.finish,
-                usage=self._usage(live),
-                timings=_timings(live, self._clock()),
+                usage=live.usage(),
+                timings=live.timings(self._clock()),
                 seed=live.request.sampling.seed,
                 stop_match=live.emitter.stop_match,
                 prompt_logprobs=live.emitter.prompt_logprobs,
@@ -455,11 +420,11 @@ class EngineLoop:
             )
         )
 
-    def _fail(self, live: _Live, error: TrothError) -> None:
+    def _fail(self, live: LiveRequest, error: TrothError) -> None:
         self._end(live, type(error).__name__)
         live.sink.offer(failure_event(error))
 
-    def _end(self, live: _Live, end: str) -> SpeculationStats | None:
+    def _end(self, live: LiveRequest, end: str) -> SpeculationStats | None:
         """Forget a request; what became of its drafts."""
         del self._live[live.request.request_id]
         self._ends[end] += 1
@@ -468,32 +433,7 @@ class EngineLoop:
             self._disk.forget(live.request.request_id)
         return None if self._drafting is None else self._drafting.end(live.request.request_id)
 
-    def _offer(self, live: _Live, event: Event) -> None:
+    def _offer(self, live: LiveRequest, event: Event) -> None:
         if not live.sink.offer(event) and not live.held:
             live.held = True
             self._scheduler.hold(live.request.request_id, True)
-
-    def _usage(self, live: _Live) -> Usage:
-        return Usage(
-            num_prompt_tokens=len(live.request.prompt_ids),
-            num_completion_tokens=live.emitter.num_emitted,
-            num_cached_tokens=live.num_cached,
-            num_reasoning_tokens=live.emitter.num_reasoning_tokens,
-        )
-
-
-def _has_room_to_close(request: Request, limit: int) -> bool:
-    """Whether admission left room for the tokens that close reasoning: a long prompt, or a limit that the client named,
-    may leave none.
-    """
-    reading = request.reading
-    if reading is None:
-        return False
-    return len(request.prompt_ids) + (request.max_tokens or 1) + len(reading.close_ids) <= limit
-
-
-def _timings(live: _Live, now: float) -> Timings:
-    started = live.started_at if live.started_at is not None else now
-    first = live.first_token_at if live.first_token_at is not None else now
-    last = live.last_token_at if live.last_token_at is not None else first
-    return Timings(queued_s=started - live.added_at, prefill_s=max(0.0, first - started), decode_s=last - first)
