@@ -22,6 +22,7 @@ from troth.runtime.isolate import ProcessEngineClient
 from troth.serve.listen import Server
 from troth.testing.byte_tokenizer import BytePrompts, ByteTokenizer
 from troth.text.grammar import GrammarCompiler
+from troth.text.object_cache import BoundedObjects
 
 FAKE = "troth.testing.fake_engine:build_fake_engine"
 
@@ -46,6 +47,7 @@ def fake_text(*arguments: Any) -> Any:
         grammars=lambda vocab_size: GrammarCompiler(ByteTokenizer(), vocab_size),
         capabilities=TemplateCapabilities(),
         calls=None,
+        beginnings=BoundedObjects(1000),
         defaults=SimpleNamespace(sampling=lambda **values: SamplingParams(**values)),
     )
 

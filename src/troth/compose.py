@@ -15,8 +15,9 @@ from troth.artifact.artifact import Artifact
 from troth.artifact.resolve import resolve as resolve_artifact
 from troth.artifact.template_source import TOOL_TEMPLATE
 from troth.config.options import NO_DISK_CACHE, EngineOptions, ModelOptions
+from troth.contracts.object_cache import ObjectCache
 from troth.contracts.progress import LoadProgress, no_progress
-from troth.errors import DeviceError, ModelLoadError, OptionError
+from troth.errors import CapabilityUnavailable, DeviceError, ModelLoadError, OptionError
 
 if TYPE_CHECKING:
     from troth.cache.conversation_file import CachePlace, Carried
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from troth.contracts.capabilities import TemplateCapabilities
     from troth.contracts.tools import CallForm
     from troth.ops.registry import ProviderStatus
+    from troth.run.certificate import Certificate, Computation
     from troth.run.planned import Planned
     from troth.run.worker import EngineThread
     from troth.text.call_pattern import CallPattern
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
     from troth.text.prompt import PromptBuilder
     from troth.text.template_probe import Probe
     from troth.text.tokenizer import Tokenizer
+
+
+def _beginnings() -> ObjectCache:
+    from troth.text.object_cache import BoundedObjects
+    from troth.text.token_beginnings import BEGINNING_BYTES
+
+    return BoundedObjects(BEGINNING_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,8 @@ class TextSide:
     """Whether prompts are built without what clients change with each request."""
     compilers: dict[int, GrammarCompiler] = field(default_factory=dict, compare=False)
     """Made when asked for, by size of the vocabulary."""
+    beginnings: ObjectCache = field(default_factory=_beginnings, compare=False)
+    """Token ids of the beginnings of chats, kept for all that build prompts from this."""
     probes: list[Probe] = field(default_factory=list, compare=False)
     """What the template was proved to do, once it was asked."""
 
@@ -99,7 +110,11 @@ class TextSide:
         probe = self.probe
         template = self.template.with_form(probe.form) if self.template is not None and probe is not None else None
         return PromptBuilder(
-            self.tokenizer, template, context_tokens=context_tokens, steady_headers=self.steady_headers
+            self.tokenizer,
+            template,
+            context_tokens=context_tokens,
+            steady_headers=self.steady_headers,
+            objects=self.beginnings,
         )
 
 
@@ -158,15 +173,72 @@ def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Plan
     Raises:
         ModelLoadError: the architecture or its config is not supported.
         OptionError: an option cannot be honoured.
+        CapabilityUnavailable: the options ask for a draft head that cannot be had.
     """
     from troth.config.disk_quota import plan_disk_cache
+    from troth.config.folders import certificates_folder
+    from troth.models.registry import recognise
+    from troth.run.head_decision import decide_head
     from troth.run.planned import plan_model
 
-    planned, folder = plan_model(artifact, model, engine, machine_facts()), engine.disk_cache
+    facts = machine_facts()
+    head = decide_head(recognise(artifact), engine, lambda: computation(model, engine, facts), certificates_folder())
+    planned, folder = plan_model(artifact, model, engine, facts, head), engine.disk_cache
     if folder is None or folder == NO_DISK_CACHE:
         return planned
     disk = plan_disk_cache(Path(folder).expanduser(), engine.disk_cache_bytes)
     return replace(planned, plan=replace(planned.plan, disk_cache=disk))
+
+
+def computation(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> Computation:
+    """How a model would be computed here, as certificates of draft heads bind it. Raises OptionError."""
+    from troth.config.resolve import resolve
+    from troth.run.certificate import Computation, implementation
+
+    resolved = resolve(model, engine, facts)
+    names = {f"cuda:{gpu.index}": gpu.name for gpu in facts.gpus}
+    return Computation(
+        implementation=implementation(),
+        device=names.get(resolved.device, resolved.device),
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
+        providers=tuple(status.name for status in provider_status(engine.providers) if status.active),
+    )
+
+
+def certify(
+    artifact: Artifact, model: ModelOptions, engine: EngineOptions, progress: LoadProgress = no_progress
+) -> tuple[Certificate, Path]:
+    """Prove a model's draft head by running it; what was found, and where the certificate belongs. Writes nothing.
+
+    Raises:
+        CapabilityUnavailable: there is no draft head to prove, or no folder for certificates.
+        ModelLoadError, OptionError, OutOfMemory: as ``plan`` and ``start_engine``.
+    """
+    from troth import __version__
+    from troth.config.folders import certificates_folder
+    from troth.run.certificate import Certificate, certificate_path
+    from troth.run.certification import certify_head
+    from troth.text.certifying import certifying_prompts
+
+    folder = certificates_folder()
+    if folder is None:
+        raise CapabilityUnavailable("certification", "this machine has no folder for certificates; set XDG_CACHE_HOME")
+    asked = replace(engine, speculation=("mtp",), speculate_uncertified=True)
+    planned, text = plan(artifact, model, asked), load_text(artifact, model)
+    bound = computation(model, asked, planned.facts)
+    digest = artifact.digest(lambda done, total: progress("reading files", done, total))
+    prompts = certifying_prompts(text.prompts(planned.plan.context_tokens))
+    findings = certify_head(planned, text.tokenizer, prompts, progress)
+    made = Certificate(
+        model=artifact.name,
+        version=__version__,
+        digest=digest,
+        fingerprint=artifact.fingerprint(),
+        computation=bound,
+        findings=findings.as_dict(),
+    )
+    return made, certificate_path(folder, artifact, bound)
 
 
 def start_engine(planned: Planned, text: TextSide, progress: LoadProgress = no_progress) -> EngineThread:

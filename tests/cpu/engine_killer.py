@@ -1,7 +1,8 @@
 """Kills one of two engines on one disk cache at random moments, and checks what the next ones are served from it.
 
-Run as ``python -m tests.cpu.engine_killer FOLDER TIMES [FAMILY ...]``, with 200 for a whole check; prints one line for
-each family, or fails. A process of its own, so that forking does not meet the test runner's threads.
+Run as ``python -m tests.cpu.engine_killer FOLDER TIMES MODEL ...``, with 200 for a whole check and folders of small
+saved models; prints one line for each, or fails. A process of its own, so that forking does not meet the test runner's
+threads.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tests.cpu.test_disk_cache import TOPOLOGIES, text, world
-from tests.cpu.test_laws import FAMILIES
-from tests.cpu.tiny_models import load, random_model, save
+from tests.cpu.disk_world import load, text, world
 from troth.cache.disk_folder import DiskFolder
 from troth.contracts.request import Request
 from troth.models.family import Model
@@ -89,11 +88,11 @@ def kill(children: list[int], which: int) -> None:
     os.waitpid(child, 0)
 
 
-def run(family: str, folder: Path, times: int) -> None:
+def run(path: Path, folder: Path, times: int) -> None:
     """Two servers at a time; after each kill a third one looks, while the other goes on."""
-    model = load(save(random_model(FAMILIES[family]), folder / "model"))
+    model = load(path)
     expected = cold_answers(model, folder / "cold")
-    cache, generator = folder / "cache", random.Random(family)
+    cache, generator = folder / "cache", random.Random(path.name)
     children = [fork_server(model, cache, seed) for seed in range(2)]
     restored = damaged = 0
     for seed in range(2, times + 2):
@@ -105,16 +104,16 @@ def run(family: str, folder: Path, times: int) -> None:
     while children:
         kill(children, 0)
     check_folder(cache)
-    print(f"{family}: {times} kills, {restored} tokens restored right, {damaged} damaged files", flush=True)
+    print(f"{path.name}: {times} kills, {restored} tokens restored right, {damaged} damaged files", flush=True)
 
 
 def main() -> None:
-    """Each family in a folder of its own."""
+    """Each model in a folder of its own."""
     torch.set_num_threads(1)
-    folder, times, families = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or TOPOLOGIES
-    for family in families:
-        (folder / family).mkdir(parents=True)
-        run(family, folder / family, times)
+    folder, times, *paths = Path(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
+    for path in paths:
+        (folder / path.name).mkdir(parents=True)
+        run(path, folder / path.name, times)
 
 
 if __name__ == "__main__":

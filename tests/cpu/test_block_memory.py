@@ -66,3 +66,42 @@ def test_held_bytes_are_those_of_this_process() -> None:
     after = read()
     assert after is not None
     assert 400 * 2**20 < after - before < 600 * 2**20
+
+
+class Allocator:
+    """As ``torch.cuda`` tells of one, of which a part cannot be given back."""
+
+    def __init__(self) -> None:
+        self.used, self.kept, self.num_emptied = 100, 50, 0
+
+    def memory_reserved(self, device: torch.device) -> int:
+        return self.used + self.kept
+
+    def memory_allocated(self, device: torch.device) -> int:
+        return self.used
+
+    def empty_cache(self) -> None:
+        self.num_emptied += 1
+        self.kept = min(self.kept, 10)
+
+
+def test_block_memory_of_a_device_empties_its_allocator_when_that_gives_something_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Emptying it waits for the device, twice a second as long as too much is held."""
+    allocator = Allocator()
+    monkeypatch.setattr(torch, "cuda", allocator)
+    device = torch.device("cuda")
+    memory, read = (
+        BlockMemory(CacheStorage(SPECS, (4, 4), 1, dtype=torch.float16, device=CPU), device),
+        held_bytes(device),
+    )
+    assert not memory.frees_blocks
+    assert read() == 150
+    for _ in range(3):
+        memory.give_back([[BlockId(0)], []])
+    assert (read(), allocator.num_emptied) == (110, 1)
+    allocator.kept = 70
+    memory.give_back([[], []])
+    assert (read(), allocator.num_emptied) == (110, 2)
+    assert BlockMemory(CacheStorage(SPECS, (4, 4), 1, dtype=torch.float16, device=CPU), CPU).frees_blocks

@@ -12,6 +12,7 @@ import safetensors.numpy
 import torch
 import transformers
 
+from tests import model_files
 from tests.cpu import real_models
 from tests.cpu.gguf_models import GEMMA_NAMES, gguf_name, keys_of, saved_tensors, write
 from tests.cpu.real_models import Golden
@@ -235,7 +236,7 @@ def test_gemma3_gguf_config_refuses_keys_it_does_not_know() -> None:
 
 @pytest.mark.e2e
 def test_gemma3_270m_gives_the_reference_and_golden_choices_and_tokens() -> None:
-    path = real_models.gemma3_270m()
+    path = model_files.gemma3_270m()
     golden = Golden("gemma-3-270m-q4_k_m")
     config = transformers.Gemma3TextConfig(
         vocab_size=262144,

@@ -13,6 +13,7 @@ import safetensors.numpy
 import torch
 import transformers
 
+from tests import model_files
 from tests.cpu import real_models
 from tests.cpu.gguf_models import gguf_name, in_pairs, keys_of, saved_tensors, write
 from tests.cpu.real_models import Golden
@@ -296,13 +297,13 @@ def smollm2_reference() -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         tie_word_embeddings=True,
     )
-    return real_models.reference_of_gguf(real_models.smollm2(), config)
+    return real_models.reference_of_gguf(model_files.smollm2(), config)
 
 
 @pytest.mark.e2e
 def test_smollm2_gives_the_reference_logits_and_the_golden_engines_choices(smollm2_reference: Any) -> None:
     golden = Golden("smollm2-135m-instruct-q4_1")
-    logits = golden.logits(load(real_models.smollm2()))
+    logits = golden.logits(load(model_files.smollm2()))
     wanted = [real_models.reference_logits(smollm2_reference, ids) for ids in golden.fed]
     assert max(map(worst, logits, wanted)) < 5e-4
     theirs, ours = golden.choices(logits)
@@ -317,7 +318,7 @@ def test_smollm2_gives_the_reference_logits_and_the_golden_engines_choices(smoll
 @pytest.mark.e2e
 def test_smollm2_decoded_in_a_batch_gives_the_reference_tokens(smollm2_reference: Any) -> None:
     prompts = Golden("smollm2-135m-instruct-q4_1").prompts
-    answers = real_models.greedy(load(real_models.smollm2()), prompts, 20)
+    answers = real_models.greedy(load(model_files.smollm2()), prompts, 20)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert len(answer.token_ids) == 20
         real_models.check_greedy(smollm2_reference, prompt, answer.token_ids)
@@ -327,7 +328,7 @@ def test_smollm2_decoded_in_a_batch_gives_the_reference_tokens(smollm2_reference
 def test_smollm2_read_by_the_reference_itself_gives_the_same_logits() -> None:
     """Nothing of ours takes part in the reference's logits here: it reads the file with its own reader."""
     pytest.importorskip("accelerate", reason="transformers reads GGUF files only where accelerate is installed")
-    path = real_models.smollm2()
+    path = model_files.smollm2()
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +17,30 @@ from hypothesis import strategies as st
 from tests import laws
 from tests.cpu.disk_blocks import disk_cache
 from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, VOCAB, load, random_ids, random_model, save
+from tests.shared_data import shared
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
 from troth.config.resolve import SCALE_BYTES
 from troth.contracts.cache_spec import attention_groups, with_scales
-from troth.contracts.events import Failed
 from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
-from troth.contracts.speculation import DraftSourceName, Speculation
+from troth.contracts.speculation import DraftSourceName
+from troth.models.family import Model
 from troth.ops.impl import cpu
 from troth.ops.linear import linear
 from troth.run.batch import BatchBuilder
-from troth.run.drafting import RECURRENT, Drafting
+from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
+from troth.text.detokenize import TokenBytes
 from troth.text.grammar import GrammarCompiler
+from troth.text.tokenizer import Tokenizer
 
 HYBRID = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -67,33 +71,32 @@ FAMILIES: dict[str, Any] = {
 @pytest.fixture(scope="module", params=[*FAMILIES, "gemma3 int8"], name="build")
 def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> laws.BuildEngine:
     family, _, kv_name = request.param.partition(" ")
-    folder = tmp_path_factory.mktemp(family)
-    model = load(save(random_model(FAMILIES[family]), folder))
+    return _engines(load(save(random_model(FAMILIES[family]), tmp_path_factory.mktemp(family))), kv_name)
+
+
+def _engines(
+    model: Model, kv_name: str = "", *, context_tokens: int = CONTEXT, tokenizer: TokenBytes | None = None
+) -> laws.BuildEngine:
     kv_dtype = getattr(torch, kv_name or "float32")
     specs = with_scales(model.config.cache_specs(kv_dtype.itemsize), SCALE_BYTES.get(kv_name, 0))
     groups = attention_groups(specs)
     compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
 
     def build(serving: laws.Serving) -> tuple[EngineLoop, Scheduler]:
-        limits = serving.limits(specs, CONTEXT)
+        limits = serving.limits(specs, context_tokens)
         cache = CacheStorage(specs, limits.num_blocks, serving.max_rows, dtype=kv_dtype, device=CPU)
         scheduler = Scheduler(limits)
         ticks = count()
-        batches = BatchBuilder(groups, serving.max_rows, CONTEXT)
+        batches = BatchBuilder(groups, serving.max_rows, context_tokens)
         recorded = RecordedDecode(model, cache, batches, cpu.recording) if "cpu" in linear.active else None
         checkpoints, grammars = CheckpointStorage(cache, serving.num_checkpoints), RowGrammars(compiler)
         runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars)
-        drafting = Drafting(
-            scheduler,
-            lambda: float(next(ticks)),
-            forced_ids=grammars.forced_ids,
-            refusal=RECURRENT if cache.states else None,
-        )
+        drafting = Drafting(scheduler, lambda: float(next(ticks)), forced_ids=grammars.forced_ids)
         disk = disk_cache(serving.disk_folder, scheduler, cache, checkpoints) if serving.disk_folder else None
         loop = EngineLoop(
             scheduler,
             runner,
-            ByteTokenizer(),
+            tokenizer or ByteTokenizer(),
             clock=lambda: float(next(ticks)),
             grammars=grammars,
             disk=disk,
@@ -183,7 +186,7 @@ SOURCES: dict[str, tuple[DraftSourceName, ...]] = {
 
 @pytest.mark.parametrize(
     ("build", "sources"),
-    [("llama", "ngram"), ("llama", "all"), ("gemma3", "external"), ("gemma3 int8", "all")],
+    [("llama", "ngram"), ("gemma3", "external"), ("gemma3 int8", "all"), ("qwen3_5", "ngram"), ("qwen3_5", "all")],
     indirect=["build"],
 )
 def test_law_speculation_changes_nothing(build: laws.BuildEngine, sources: str) -> None:
@@ -202,7 +205,7 @@ def test_law_speculation_changes_nothing(build: laws.BuildEngine, sources: str) 
         assert stats.num_accepted_by_source["grammar"] > 0
 
 
-@pytest.mark.parametrize("build", ["llama", "gemma3"], indirect=True)
+@pytest.mark.parametrize("build", ["llama", "gemma3", "qwen3_5"], indirect=True)
 def test_law_speculation_changes_nothing_when_preempted_and_cached(build: laws.BuildEngine) -> None:
     growing = [replace(one, prompt_ids=one.prompt_ids[:12], max_tokens=70, eos_ids=frozenset()) for one in requests()]
     serving = laws.Serving(num_blocks=10, prompt_cache=True)
@@ -211,7 +214,7 @@ def test_law_speculation_changes_nothing_when_preempted_and_cached(build: laws.B
     assert stats.num_accepted > 0
 
 
-@pytest.mark.parametrize("build", ["gemma3"], indirect=True)
+@pytest.mark.parametrize("build", ["gemma3", "qwen3_5"], indirect=True)
 @given(
     rows=st.lists(
         st.tuples(
@@ -244,17 +247,30 @@ def test_law_speculation_changes_nothing_at_random(
 
 
 @pytest.mark.parametrize("build", ["qwen3_5"], indirect=True)
-def test_recurrent_models_refuse_drafts_by_name(build: laws.BuildEngine) -> None:
-    one = replace(requests()[0], speculation=Speculation(sources=("ngram",)))
-    loop, _ = build(laws.Serving())
-    collector = laws.Collector()
-    loop.add(one, collector)
-    failed = collector.events[-1]
-    assert isinstance(failed, Failed)
-    assert (failed.code, failed.param) == ("capability_unavailable", "speculation")
-    assert "recurrent state" in failed.message
-    hinted = replace(one, speculation=Speculation(sources=("external", "ngram"), predicted_ids=(5, 6, 7)))
-    answer, plain = (laws.alone(build, [each])[0] for each in (hinted, replace(one, speculation=None)))
-    laws.assert_same([answer], [plain])
-    assert answer.end.speculation is not None
-    assert answer.end.speculation.disabled_reason == RECURRENT
+def test_decode_steps_of_recurrent_models_are_recorded(build: laws.BuildEngine) -> None:
+    """A recording that left a state out would be refused when it is proved."""
+    if "cpu" not in linear.active:
+        pytest.skip("the kernels are not built")
+    loop, scheduler = build(laws.Serving())
+    laws.serve_on(loop, scheduler, requests()[:2])
+    assert loop._runner.downgrades == ()  # type: ignore[attr-defined]
+
+
+@pytest.mark.e2e
+def test_law_speculation_changes_nothing_for_a_trained_hybrid() -> None:
+    folder = shared("troth-tiny-hybrid")
+    golden = json.loads((folder / "golden.json").read_text())
+    build = _engines(load(folder, context_tokens=1024), context_tokens=1024, tokenizer=Tokenizer.from_folder(folder))
+    some = [
+        Request(
+            request_id=RequestId(f"p{prompt['id']}"),
+            prompt_ids=tuple(prompt["prompt_ids"]),
+            max_tokens=32,
+            eos_ids=frozenset(golden["eos_token_ids"]),
+            sampling=SamplingParams(temperature=temperature, seed=3, logprobs=0),
+        )
+        for prompt, temperature in zip(golden["prompts"][4:9], cycle((0.0, 0.0, 0.8)), strict=False)
+    ]
+    serving = laws.Serving(prompt_cache=True, chunk_tokens=64)
+    stats, _ = laws.speculation_changes_nothing(build, some, serving, ("external", "ngram"), 3)
+    assert stats.num_drafted > stats.num_accepted > 50

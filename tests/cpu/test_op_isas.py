@@ -16,6 +16,8 @@ from tests.cpu.op_cases import assert_close, cases, inputs, packed, tensors
 from troth.ops.attention import attention
 from troth.ops.embedding import embedding
 from troth.ops.gated_activation import gated_activation
+from troth.ops.gated_delta import gated_delta
+from troth.ops.gated_rms_norm import gated_rms_norm
 from troth.ops.grid import Case
 from troth.ops.impl import cpu
 from troth.ops.linear import RawLinearWeight, linear
@@ -24,6 +26,8 @@ from troth.ops.registry import Op
 from troth.ops.rms_norm import add_rms_norm, rms_norm
 from troth.ops.rotary_kv_write import rotary_kv_write
 from troth.ops.sample import sample
+from troth.ops.short_conv import short_conv
+from troth.ops.sigmoid_gate import sigmoid_gate
 
 NAMES: list[str] = [] if cpu.unavailable() else cpu.instruction_sets()
 pytestmark = [
@@ -49,7 +53,8 @@ def grid(*ops: Op[Any, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("isa", NAMES[1:])
 @pytest.mark.parametrize(
-    ("op", "case"), grid(linear, embedding, attention, rms_norm, add_rms_norm, gated_activation, sample)
+    ("op", "case"),
+    grid(linear, embedding, attention, rms_norm, add_rms_norm, gated_activation, gated_rms_norm, sigmoid_gate, sample),
 )
 def test_op_equals_the_reference_on_an_instruction_set(isa: str, op: Op[Any, Any], case: Case) -> None:
     implementation = op.implementations["cpu"]
@@ -70,7 +75,7 @@ def test_op_equals_the_reference_on_an_instruction_set(isa: str, op: Op[Any, Any
 
 
 @pytest.mark.parametrize("isa", NAMES[1:])
-@pytest.mark.parametrize(("op", "case"), grid(mask, rotary_kv_write))
+@pytest.mark.parametrize(("op", "case"), grid(mask, rotary_kv_write, short_conv))
 def test_op_writes_what_the_reference_writes_on_an_instruction_set(isa: str, op: Op[Any, Any], case: Case) -> None:
     ours, wanted = case.make(inputs()), case.make(inputs())
     if not op.implementations["cpu"].supports(*ours):
@@ -96,3 +101,14 @@ def test_prompt_products_are_rounded_to_bf16_at_most(isa: str, case: Case) -> No
     got, want = on(isa, compute), linear.reference(x_TI, raw, bias_O)
     dtype = torch.bfloat16 if isa in ("amx", "avx512bf16") else torch.float32
     assert linear.tolerances[dtype].holds(got, want).all()
+
+
+@pytest.mark.parametrize("isa", NAMES[1:])
+@pytest.mark.parametrize("name", ["mixed-3x9x64x64", "recall-and-verify-3x9x64x64", "continued-prompt-1x1x32x32"])
+def test_gated_delta_equals_the_reference_on_an_instruction_set(isa: str, name: str) -> None:
+    (case,) = (case for case in gated_delta.grid() if case.name == name)
+    ours, wanted = case.make(inputs()), case.make(inputs())
+    got = on(isa, lambda: gated_delta.implementations["cpu"].run(*ours))
+    assert_close(gated_delta, got, gated_delta.reference(*wanted))
+    for left, right in zip(tensors(ours), tensors(wanted), strict=True):
+        assert_close(gated_delta, left.nan_to_num(), right.nan_to_num())

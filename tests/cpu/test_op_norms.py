@@ -10,6 +10,7 @@ from tests.cpu.op_cases import FLOATS, assert_close, cases, inputs, providers, r
 from troth.ops.gated_rms_norm import gated_rms_norm
 from troth.ops.grid import Case
 from troth.ops.rms_norm import add_rms_norm, rms_norm
+from troth.ops.sigmoid_gate import sigmoid_gate
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
@@ -43,6 +44,17 @@ def test_gated_rms_norm_equals_the_reference_and_keeps_its_inputs(
     args = case.make(inputs(dtype))
     before = (args[0].clone(), args[1].clone())
     assert_close(gated_rms_norm, run(gated_rms_norm, provider, *args), gated_rms_norm.reference(*args))
+    assert torch.equal(args[0], before[0])
+    assert torch.equal(args[1], before[1])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("case", cases(sigmoid_gate))
+@pytest.mark.parametrize("provider", providers(sigmoid_gate))
+def test_sigmoid_gate_equals_the_reference_and_keeps_its_inputs(provider: str, case: Case, dtype: torch.dtype) -> None:
+    args = case.make(inputs(dtype))
+    before = (args[0].clone(), args[1].clone())
+    assert_close(sigmoid_gate, run(sigmoid_gate, provider, *args), sigmoid_gate.reference(*args))
     assert torch.equal(args[0], before[0])
     assert torch.equal(args[1], before[1])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cpu.real_models import gemma3_270m, smollm2
+from tests.model_files import gemma3_270m, smollm2
 from tests.shared_data import shared
 from troth.artifact.gguf import read_gguf
 from troth.artifact.resolve import resolve

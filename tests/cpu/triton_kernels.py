@@ -16,23 +16,30 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.cpu.op_cases import CPU, FLOATS, assert_close, inputs, packed, run, step
+from tests.cpu.op_cases import CPU, FLOATS, assert_close, inputs, packed, run, step, tensors
+from tests.cpu.test_op_gated_delta import check_drafts as check_delta_drafts
+from tests.cpu.test_op_short_conv import check_drafts as check_conv_drafts
 from troth.ops.all_finite import all_finite
 from troth.ops.attention import attention, paged_kv
 from troth.ops.embedding import embedding
 from troth.ops.gated_activation import gated_activation
+from troth.ops.gated_delta import arguments as gated_delta_arguments
+from troth.ops.gated_delta import gated_delta
 from troth.ops.gated_rms_norm import gated_rms_norm
 from troth.ops.grid import RowSpec
 from troth.ops.impl import triton as kernels
-from troth.ops.impl import triton_attention_split, triton_sample, triton_sample_filter
-from troth.ops.impl.triton_attention_whole import gather
+from troth.ops.impl import triton_attention_ordered, triton_attention_split, triton_sample, triton_sample_filter
+from troth.ops.impl.triton_attention_whole import attend_whole, gather
 from troth.ops.linear import RawLinearWeight, linear, random_weight
 from troth.ops.registry import Op
 from troth.ops.rms_norm import add_rms_norm, rms_norm
 from troth.ops.rotary_kv_write import rotary_kv_write
 from troth.ops.sample import draws_of, sample, step_key
+from troth.ops.short_conv import short_conv
+from troth.ops.sigmoid_gate import sigmoid_gate
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
+importlib.import_module("troth.ops.impl.triton_invariant")  # not active by default
 
 Handle = interpreter.TensorHandle
 _patch, _dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
@@ -66,17 +73,62 @@ interpreter._patch_lang_tensor, interpreter._convert_float = _patched, _converte
 interpreter.InterpreterBuilder.create_dot = _multiplied
 
 
-def compare(op: Op[Any, Any], case_name: str, dtype: torch.dtype) -> None:
+def compare(op: Op[Any, Any], case_name: str, dtype: torch.dtype, provider: str = "triton") -> None:
     (case,) = [case for case in op.grid() if case.name == case_name]
     args = case.make(inputs(dtype))
     mine = tuple(_packed(a, dtype) if isinstance(a, RawLinearWeight) else a for a in args)
     theirs = case.make(inputs(dtype))
-    got, want = run(op, "triton", *mine), op.reference(*theirs)
+    got, want = run(op, provider, *mine), op.reference(*theirs)
     for ours, expected in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
         assert_close(op, ours, expected)
+    if op in (short_conv, gated_delta):
+        for ours, expected in zip(tensors(mine), tensors(theirs), strict=True):
+            assert torch.equal(ours.isnan(), expected.isnan()), "states or trails of other rows were touched"
+            assert_close(op, ours.nan_to_num(), expected.nan_to_num())
     if op is rotary_kv_write:
         for ours, expected in ((mine[-1].k_NKDS, theirs[-1].k_NKDS), (mine[-1].v_NKSD, theirs[-1].v_NKSD)):
             assert_close(op, ours.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize(
+    ("op", "case", "dtype"),
+    [
+        (short_conv, "mixed-4x33", torch.float32),
+        (short_conv, "shorter-than-the-taps-3x33", torch.bfloat16),
+        (short_conv, "recall-and-verify-4x33", torch.bfloat16),
+        (short_conv, "recalls-2x33", torch.float32),
+        (gated_delta, "mixed-1x1x32x32", torch.float32),
+        (gated_delta, "continued-prompt-1x1x32x32", torch.bfloat16),
+        (gated_delta, "neighbours-2x4x16x24", torch.bfloat16),
+        (gated_delta, "verifies-1x1x32x32", torch.float32),
+        (gated_delta, "recalls-1x1x32x32", torch.bfloat16),
+        (gated_delta, "recall-and-verify-2x4x16x24", torch.float32),
+    ],
+    ids=lambda value: value.name if isinstance(value, Op) else str(value),
+)
+def test_triton_recurrences_equal_the_reference(op: Op[Any, Any], case: str, dtype: torch.dtype) -> None:
+    compare(op, case, dtype)
+
+
+def test_triton_recurrences_leave_padding_alone() -> None:
+    """A row without context: its place is past the end, and it has no state."""
+    args = gated_delta_arguments([(0, 5, 1), (1, 5, 1)], (1, 1, 16, 8), inputs())
+    rows, states, trails = args[-1], args[-3], args[-2]
+    rows.row_R[1], rows.context_len_R[1] = len(states), 0
+    before = states[1:].clone()
+    assert (run(gated_delta, "triton", *args)[1] == 0).all()
+    convolved = torch.randn(2, 24), torch.randn(3, 24), torch.randn(len(states), 2, 24), torch.randn(len(states), 8, 24)
+    remembered = convolved[2][1:].clone()
+    assert run(short_conv, "triton", *convolved, rows).isfinite().all()
+    assert torch.equal(states[1:].nan_to_num(), before.nan_to_num())
+    assert trails.isnan().all()
+    assert torch.equal(convolved[2][1:], remembered)
+
+
+@pytest.mark.parametrize("num_right", [0, 3])
+def test_triton_computes_drafts_as_single_tokens_bit_by_bit(num_right: int) -> None:
+    check_delta_drafts("triton", num_right)
+    check_conv_drafts("triton", num_right)
 
 
 def _packed(raw: RawLinearWeight, dtype: torch.dtype) -> Any:
@@ -97,6 +149,7 @@ def test_kernels_run_in_the_interpreter_here() -> None:
         (rms_norm, "1x1"),
         (add_rms_norm, "5x576"),
         (gated_rms_norm, "3x5x24"),
+        (sigmoid_gate, "7x96"),
         (gated_activation, "silu-7x96"),
         (gated_activation, "gelu_tanh-3x1536"),
         (rotary_kv_write, "1x1x32-0.5-norms-strided"),
@@ -139,19 +192,16 @@ def test_triton_attention_merges_splits(specs: list[RowSpec], softcap: float | N
 
 
 @pytest.mark.parametrize("specs", [[(0, 300, 1), (1, 700, 1), (2, 20, 1)], [(0, 590, 3), (1, 0, 2)]])
-def test_triton_attention_does_not_depend_on_how_many_programs_share_a_row(
-    specs: list[RowSpec], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("programs", [1, 3])
+def test_triton_attention_splits_rows_among_any_number_of_programs(
+    specs: list[RowSpec], programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit: eleven splits in two groups, by one program and by many."""
     rows = step(specs)
     kv, table_RB, slots_T = paged_kv(inputs(), rows, 1, 32)
     args = (inputs(seed=1).normal(len(slots_T), 2, 32), kv, table_RB, rows, 0.2)
-    monkeypatch.setattr(triton_attention_split, "SPLIT_TOKENS", 64)
-    many = run(attention, "triton", *args)
-    monkeypatch.setattr(triton_attention_split, "PROGRAMS", 1)
-    one = run(attention, "triton", *args)
-    assert torch.equal(one, many)
-    assert_close(attention, one, attention.reference(*args))
+    monkeypatch.setattr(triton_attention_split, "PROGRAMS", programs)
+    monkeypatch.setattr(triton_attention_split, "FEW", triton_attention_split.MANY)
+    assert_close(attention, run(attention, "triton", *args), attention.reference(*args))
 
 
 def test_triton_attention_of_an_empty_row_is_zero_and_follows_no_block() -> None:
@@ -174,9 +224,80 @@ def test_triton_rotary_does_not_write_negative_slots() -> None:
 
 def test_gather_puts_a_row_in_order() -> None:
     kv, table_RB, _ = paged_kv(inputs(), step([(0, 0, 37)]), 2, 24)
-    k_LKD, v_LKD = gather(kv, table_RB[0], 37, torch.float32)
+    k_LKD, v_LKD = gather(kv, table_RB[0], 37, 64, torch.float32)
     for got, cache in ((k_LKD, kv.k_NKDS.transpose(2, 3)), (v_LKD, kv.v_NKSD)):
-        assert torch.equal(got, cache[table_RB[0]].transpose(1, 2).flatten(0, 1)[:37])
+        assert torch.equal(got[:37], cache[table_RB[0]].transpose(1, 2).flatten(0, 1)[:37])
+        assert (got[37:] == 0).all()
+
+
+def test_triton_attention_of_a_whole_prompt_does_not_see_how_its_length_is_rounded() -> None:
+    """By PyTorch's own kernel on the CPU, between the same tensors as on a GPU."""
+    rows = step([(0, 0, 41)])
+    kv, table_RB, _ = paged_kv(inputs(), rows, 2, 32)
+    q_THD = inputs(seed=1).normal(41, 4, 32)
+    got_THD = attend_whole(q_THD, kv, table_RB[0], 0.2)
+    assert_close(attention, got_THD.contiguous(), attention.reference(q_THD, kv, table_RB, rows, 0.2))
+
+
+INVARIANT: list[tuple[Op[Any, Any], str]] = [
+    (linear, "BF16-33x96-1"),
+    (linear, "BF16-130x576-17"),
+    (linear, "Q8_0-33x96-2-bias"),
+    (rotary_kv_write, "1x1x32-0.5-norms-strided"),
+    (attention, "one-single-9x3x80-window-17"),
+    (attention, "uneven-singles-4x2x64-window-None"),
+    (attention, "continued-prompt-1x1x32-window-None"),
+    (attention, "mixed-4x2x64-window-16"),
+]
+
+
+@pytest.mark.parametrize(("op", "case"), INVARIANT, ids=lambda value: value.name if isinstance(value, Op) else value)
+def test_invariant_equals_the_reference(op: Op[Any, Any], case: str) -> None:
+    compare(op, case, torch.bfloat16, "invariant")
+
+
+@pytest.fixture
+def matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products summed over the inputs in order, as a matrix unit does; NumPy's order depends on shapes."""
+
+    def in_order(self: Any, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
+        left, right, total = _widened(a).data, _widened(b).data, acc.data.copy()
+        for k in range(left.shape[1]):
+            total += left[:, k, None] * right[k]
+        return Handle(total, acc.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", in_order)
+
+
+@pytest.mark.usefixtures("matrix_unit")
+@pytest.mark.parametrize("window", [None, 50])
+def test_invariant_attention_of_a_token_is_the_same_bits_in_every_step(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, beside others, by any number of programs, and as part of chunks that begin anywhere."""
+    monkeypatch.setattr(triton_attention_ordered, "SPLIT", 64)
+    whole, length = step([(0, 0, 150)]), 150
+    kv, table_RB, _ = paged_kv(inputs(), whole, 1, 32)
+    q_THD = inputs(seed=1).normal(length, 2, 32)
+    want_THD = run(attention, "invariant", q_THD, kv, table_RB, whole, 0.2, window)
+    for begin in (90, 143):
+        chunk = step([(0, begin, length - begin)])
+        got = run(attention, "invariant", q_THD[begin:], kv, table_RB, chunk, 0.2, window)
+        assert torch.equal(got, want_THD[begin:])
+    for programs in (1, 512):
+        monkeypatch.setattr(triton_attention_ordered, "PROGRAMS", programs)
+        singles = step([(0, 149, 1), (1, 20, 1), (2, 100, 1)])
+        together = run(attention, "invariant", q_THD[[149, 20, 100]], kv, table_RB.expand(3, -1), singles, 0.2, window)
+        assert torch.equal(together, want_THD[[149, 20, 100]])
+
+
+@pytest.mark.usefixtures("matrix_unit")
+def test_invariant_product_of_a_token_is_the_same_bits_among_any_number() -> None:
+    weight = _packed(RawLinearWeight((random_weight(inputs(), "BF16", (70, 256)),)), torch.bfloat16)
+    x_TI = inputs(torch.bfloat16, 1).normal(129, 256)
+    every = run(linear, "invariant", x_TI, weight)
+    for count in (1, 20, 50):
+        assert torch.equal(run(linear, "invariant", x_TI[:count], weight), every[:count])
 
 
 @pytest.mark.parametrize("form", ["BF16", "Q8_0", "Q4_1"])
@@ -220,6 +341,6 @@ def test_triton_all_finite_finds_every_kind_of_bad_logit() -> None:
 
 
 def test_provider_modules_register_what_the_registry_lists() -> None:
-    (provider,) = [p for p in importlib.import_module("troth.ops.registry").PROVIDERS if p.name == "triton"]
-    for module in provider.modules:
+    providers = importlib.import_module("troth.ops.registry").PROVIDERS
+    for module in [m for provider in providers if provider.name in ("triton", "invariant") for m in provider.modules]:
         assert importlib.import_module(f"troth.ops.impl.{module}")

@@ -45,7 +45,7 @@ def require_idle(engine: Engine) -> None:
     def is_idle() -> bool:
         status = engine.status()
         assert status.state == "ready"
-        return status.num_running == status.num_waiting == 0 and status.blocks_used == (0,)
+        return status.num_running == status.num_waiting == 0 and not any(status.blocks_used)
 
     wait_for(is_idle, lambda: f"still busy: {engine.status()}")
 

@@ -249,6 +249,7 @@ def test_health_status_and_metrics_tell_of_the_engine(server: DemoServer) -> Non
     assert engine["info"]["context_tokens"] == CONTEXT
     assert engine["info"]["max_rows"] == MAX_ROWS
     assert engine["info"]["plan"]["fits"] is True
+    assert engine["objects"]["token_beginnings"]["max_bytes"] == 2**24
     metrics = server.http.get("/metrics").text.splitlines()
     assert f'troth_engine_ready{{model="{NAME}"}} 1.0' in metrics
     assert f'troth_engine_completion_tokens_total{{model="{NAME}"}} {after["num_completion_tokens"]}.0' in metrics

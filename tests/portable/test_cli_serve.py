@@ -196,8 +196,8 @@ def test_serve_warms_the_prefixes_of_a_file_before_it_says_that_it_serves(tmp_pa
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot be read as JSON"),
-        ("[{", "cannot be read as JSON"),
+        (None, "warm.json: there is no such file"),
+        ("[{", "is not JSON: Expecting property name enclosed in double quotes at line 1, column 3"),
         ("{}", "must be a list of prefixes, not an object"),
         ("[]", "must be a list with at least one prefix"),
         (
@@ -251,6 +251,10 @@ def test_served_model_builds_prompts_once_the_engine_is_ready() -> None:
     assert model.prompts.completion("abc").text == "abc"
     assert list(model.prompts.token_ids([1, 2]).ids) == [1, 2]
     assert model.prompts.chat([{"role": "user", "content": "a"}]).text == "user: a\nassistant: "
+    assert {name: status().max_bytes > 0 for name, status in model.objects.items()} == {
+        "token_beginnings": True,
+        "grammars": True,
+    }
 
 
 def test_engine_client_hands_options_over_as_json_can() -> None:

@@ -106,3 +106,9 @@ def test_resolve_takes_an_int8_cache_on_a_cpu_only() -> None:
     assert resolve(ModelOptions(kv_dtype="int8"), EngineOptions(), CPU_ONLY).kv_dtype == "int8"
     with pytest.raises(OptionError, match="kv_dtype int8 is for CPUs; on cuda:0 leave it out for bfloat16"):
         resolve(ModelOptions(kv_dtype="int8"), EngineOptions(), WITH_GPUS)
+
+
+def test_resolve_refuses_to_be_deterministic_on_a_cpu() -> None:
+    with pytest.raises(OptionError, match="deterministic is for GPUs"):
+        resolve(ModelOptions(), EngineOptions(deterministic=True), CPU_ONLY)
+    assert resolve(ModelOptions(), EngineOptions(deterministic=True), WITH_GPUS).device == "cuda:0"

@@ -373,6 +373,7 @@ def test_http_document_lists_the_fields_of_a_model_and_of_the_status() -> None:
         "info.plan": list(engine["info"]["plan"]),
         "status": list(engine["status"]),
         "status.prefix_cache": [field.name for field in dataclasses.fields(PrefixCacheStatus)],
+        "objects.grammars": list(engine["objects"]["grammars"]),
     }
     flat = state.flat
     assert f"has {listing(list(status))}, each with {listing(list(engine))}" in flat

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from troth.contracts.speculation import DraftSource, Speculation
+from troth.contracts.plan import DRAFTED
+from troth.contracts.speculation import DRAFT_SOURCES, DraftSource, DraftSourceName, Speculation
 from troth.draft.drafter import Drafter
 from troth.draft.external import SYNC_TOKENS, ExternalSource
 from troth.draft.forced import GrammarSource
+from troth.draft.head import HeadSource, HeadTerms
 from troth.draft.ngram import GRAM_TOKENS, NgramSource
 from troth.draft.step_costs import FIRST_GUESS, GUESS_PER_DRAFT, StepCosts
 from troth.draft.worth import FIRST_CHANCES, Chance, Worth
@@ -145,7 +147,7 @@ def play(
 
 def drafter_of(worth: Worth, **values: object) -> Drafter:
     sources: list[DraftSource] = [Always()]  # type: ignore[list-item]
-    return Drafter(Speculation(sources=("ngram",), **values), sources, worth)  # type: ignore[arg-type]
+    return Drafter(Speculation(sources=("ngram",), **values), sources, {"ngram": worth})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("right", [0.0, 0.1, 0.3])
@@ -227,4 +229,37 @@ def test_costs_are_medians_and_what_was_not_seen_lies_between_what_was() -> None
 
 
 def test_first_chances_are_of_every_source() -> None:
-    assert set(FIRST_CHANCES) == {"grammar", "external", "ngram"}
+    assert set(FIRST_CHANCES) == set(DRAFT_SOURCES)
+
+
+class Measured(Worth):
+    """Knows what pays without having seen anything."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self._depth = depth
+
+    def depth(self, chance: Chance, most: int, num_rows: int, num_drafting: int) -> int:
+        return min(most, self._depth)
+
+
+def test_head_leaves_its_drafts_open_and_is_asked_when_others_do_not_pay() -> None:
+    failure: list[str] = []
+    terms = HeadTerms(refusal=None, uncertified=True, failure=lambda: failure[0] if failure else None)
+    sources: list[DraftSource] = [Always(), HeadSource(terms)]  # type: ignore[list-item]
+    worths: dict[DraftSourceName, Worth] = {"ngram": Measured(0), "mtp": Measured(3)}
+    drafter = Drafter(Speculation(sources=("ngram", "mtp")), sources, worths, terms)
+    assert drafter.propose([1, 2, 3], 1, 1, 1) == [DRAFTED] * 3
+    assert drafter.note(3, 2) == "mtp"
+    assert drafter.stats().disabled_reason is None
+    assert drafter.stats().uncertified
+    failure.append("it broke")
+    assert not drafter.propose([1, 2, 3, 4], 1, 1, 1)
+    assert drafter.stats().disabled_reason == "it broke"
+
+
+def test_head_drafts_at_most_eight_tokens_and_as_many_as_are_wanted() -> None:
+    terms = HeadTerms(refusal=None)
+    for depth, count in ((None, 8), (1, 1), (5, 5), (16, 8)):
+        wanted = Speculation(sources=("mtp",), depth=depth, adaptive=False)
+        assert len(Drafter(wanted, [HeadSource(terms)], {"mtp": Worth()}, terms).propose([1], 1, 1, 1)) == count

@@ -14,22 +14,30 @@ from hypothesis import strategies as st
 from tests.portable.test_prefix_laws import Conversations
 from tests.portable.test_scheduler import FULL, WINDOW, Loop, limits, request
 from tests.portable.test_scheduler_force import CLOSE, expected
-from troth.contracts.cache_spec import AttentionSpec
-from troth.contracts.names import RequestId
+from troth.contracts.cache_spec import TRAIL_TOKENS, AttentionSpec
+from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.plan import StepPlan
 from troth.contracts.request import Request
 from troth.schedule import invariants
+from troth.schedule.row_prefix import TAIL_TOKENS
 from troth.schedule.scheduler import Scheduler
 from troth.testing.fake_runner import FakeRunner, expected_answer
 
 GROUPS = (FULL, WINDOW)
-TOPOLOGIES: dict[str, tuple[AttentionSpec, ...]] = {"full": (FULL,), "sliding": (WINDOW,), "both": GROUPS}
+TOPOLOGIES: dict[str, tuple[tuple[AttentionSpec, ...], bool]] = {
+    "full": ((FULL,), False),
+    "sliding": ((WINDOW,), False),
+    "both": (GROUPS, False),
+    "recurrent": ((), True),
+    "all": (GROUPS, True),
+}
+"""Cache groups, and whether rows have a state besides."""
 ONE = RequestId("a")
 
 
-def right_answer(one: Request, groups: tuple[AttentionSpec, ...] = GROUPS) -> list[int]:
+def right_answer(one: Request, groups: tuple[AttentionSpec, ...] = GROUPS, *, recurrent: bool = False) -> list[int]:
     assert one.max_tokens is not None
-    return expected_answer(one, one.max_tokens, groups=groups)
+    return expected_answer(one, one.max_tokens, groups=groups, recurrent=recurrent)
 
 
 def propose(scheduler: Scheduler, one: Request, answer: Sequence[int], num_right: int, num_wrong: int) -> None:
@@ -43,10 +51,14 @@ def propose(scheduler: Scheduler, one: Request, answer: Sequence[int], num_right
 
 @pytest.mark.parametrize(("num_right", "num_wrong"), [(0, 3), (3, 0), (2, 2), (8, 0), (16, 16)])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_scheduler_takes_right_drafts_and_no_wrong_ones(depth: int, num_right: int, num_wrong: int) -> None:
-    loop = Loop(limits(groups=GROUPS, num_blocks=(64, 64)), depth)
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_scheduler_takes_right_drafts_and_no_wrong_ones(
+    recurrent: bool, depth: int, num_right: int, num_wrong: int
+) -> None:
+    num_checkpoints = 8 if recurrent else None
+    loop = Loop(limits(groups=GROUPS, num_blocks=(64, 64), num_checkpoints=num_checkpoints), depth, recurrent=recurrent)
     one = request("a", 30, 61)
-    answer = right_answer(one)
+    answer = right_answer(one, recurrent=recurrent)
     loop.scheduler.add(one)
     num_steps = 0
     while True:
@@ -57,9 +69,10 @@ def test_scheduler_takes_right_drafts_and_no_wrong_ones(depth: int, num_right: i
     assert loop.answers[ONE] == answer
     assert loop.ends[ONE] == "length"
     plans = [plan for plan in loop.plans if isinstance(plan, StepPlan)]
-    assert len(plans) <= 3 + -(-60 // (num_right + 1))
+    most_right = min(num_right, TRAIL_TOKENS) if recurrent else num_right
+    assert len(plans) <= 3 + -(-60 // (most_right + 1))
     verified = sum(sum(plan.num_draft) for plan in plans)
-    assert verified >= min(60, num_right)
+    assert verified >= min(60, most_right)
 
 
 def test_scheduler_plans_decodes_before_verifies_before_prompts() -> None:
@@ -155,12 +168,14 @@ def test_scheduler_commits_accepted_drafts_but_not_the_end_of_an_answer() -> Non
     assert scheduler.is_idle
 
 
-def test_scheduler_force_cuts_what_was_drawn_behind_it() -> None:
-    loop = Loop(limits(groups=GROUPS, num_blocks=(64, 64)))
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_scheduler_force_cuts_what_was_drawn_behind_it(recurrent: bool) -> None:
+    num_checkpoints = 8 if recurrent else None
+    loop = Loop(limits(groups=GROUPS, num_blocks=(64, 64), num_checkpoints=num_checkpoints), recurrent=recurrent)
     one = request("a", 12, 5)
     loop.scheduler.add(one)
     loop.step()
-    answer = right_answer(one)
+    answer = right_answer(one, recurrent=recurrent)
     propose(loop.scheduler, one, answer, 4, 0)
     loop.step()
     assert loop.answers[ONE] == answer
@@ -171,20 +186,46 @@ def test_scheduler_force_cuts_what_was_drawn_behind_it() -> None:
     assert state.output_ids == [*answer[:3], *CLOSE[:2]]
     loop.answers[ONE] = []
     loop.run()
-    assert [*answer[:3], *CLOSE[:2], *loop.answers[ONE]] == expected(one, 3, CLOSE[:2])
+    assert [*answer[:3], *CLOSE[:2], *loop.answers[ONE]] == expected(one, 3, CLOSE[:2], recurrent=recurrent)
     assert loop.scheduler.is_idle
+
+
+def test_scheduler_saves_states_of_answers_although_drafts_hardly_end_at_block_edges() -> None:
+    """Drafts stop before an edge when the last checkpoint is far behind; a next turn starts from there."""
+    loop = Loop(
+        limits(groups=(FULL,), prompt_cache=True, num_checkpoints=8, checkpoint_interval_tokens=512), recurrent=True
+    )
+    one = request("a", 20, 150)
+    answer = right_answer(one, (FULL,), recurrent=True)
+    loop.scheduler.add(one)
+    while True:
+        propose(loop.scheduler, one, answer, 4, 0)
+        if not loop.step():
+            break
+    assert loop.answers[ONE] == answer
+    plans = [plan for plan in loop.plans if isinstance(plan, StepPlan)]
+    assert len(plans) <= 2 + 150 // 5 + 3, "hardly a step is cut"
+    next_turn = Request(request_id=RequestId("b"), prompt_ids=(*one.prompt_ids, *answer, 1, 2, 3), max_tokens=5)
+    loop.scheduler.add(next_turn)
+    loop.run()
+    assert loop.answers[RequestId("b")] == right_answer(next_turn, (FULL,), recurrent=True)
+    (admission,) = (one for plan in loop.plans[len(plans) :] for one in plan.admissions)  # type: ignore[attr-defined]
+    assert admission.num_cached_tokens >= 170 - TAIL_TOKENS - 2 * BLOCK_TOKENS
 
 
 class Drafted(Conversations):
     """Conversations for whose rows somebody drafts: right tokens, wrong ones, or both."""
 
     groups: tuple[AttentionSpec, ...] = GROUPS
+    recurrent = False
 
     def draft(self, number: int, num_right: int, num_wrong: int) -> None:
         one = self.requests.get(f"r{number}")
         if one is not None:
             assert one.max_tokens is not None
-            answer = expected_answer(one, one.max_tokens, groups=self.groups, answer_length=self.length_of)
+            answer = expected_answer(
+                one, one.max_tokens, groups=self.groups, answer_length=self.length_of, recurrent=self.recurrent
+            )
             propose(self.scheduler, one, answer, num_right, num_wrong)
 
     def stop_drafting(self, number: int) -> None:
@@ -246,17 +287,27 @@ def test_drafts_change_no_answer_under_random_traffic(
     depth: int,
     samples: int,
 ) -> None:
-    groups = TOPOLOGIES[topology]
+    groups, recurrent = TOPOLOGIES[topology]
     num_blocks = tuple(max(8, blocks - 9 * group) for group in range(len(groups)))
-    world = Drafted(limits(groups=groups, num_blocks=num_blocks, prompt_cache=True, max_samples=samples), depth)
-    world.groups = groups
-    world.runner = FakeRunner(groups, num_blocks, answer_length=Drafted.length_of)
+    world = Drafted(
+        limits(
+            groups=groups,
+            num_blocks=num_blocks,
+            prompt_cache=True,
+            max_samples=samples,
+            num_checkpoints=6 if recurrent else None,
+            checkpoint_interval_tokens=48,
+        ),
+        depth,
+    )
+    world.groups, world.recurrent = groups, recurrent
+    world.runner = FakeRunner(groups, num_blocks, answer_length=Drafted.length_of, recurrent=recurrent)
     for name, *arguments in calls:
         getattr(world, name)(*arguments)
     while world.scheduler.reservations():
         world.arrive(0, True)
     world.drain()
-    world.require_answers()
+    world.require_answers(recurrent=recurrent)
 
 
 def test_scheduler_is_not_told_to_end_drafting_while_drafts_are_verified() -> None:

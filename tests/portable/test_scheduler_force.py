@@ -18,14 +18,14 @@ from troth.schedule.admission import admit
 from troth.schedule.replay import RecordingScheduler, replay
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
-from troth.testing.fake_runner import FakeRunner, _next_token
+from troth.testing.fake_runner import FakeRunner, _next_token, _state_after
 
 GROUPS = (FULL, WINDOW)
 CLOSE = (901, 902, 903)
 READING = AnswerReading(reasoning="think", reasoning_budget=5, close_ids=CLOSE)
 
 
-def expected(one: Request, forced_after: int, forced: tuple[int, ...]) -> list[int]:
+def expected(one: Request, forced_after: int, forced: tuple[int, ...], *, recurrent: bool = False) -> list[int]:
     """The answer of a row that is given ``forced`` behind its first ``forced_after`` tokens."""
     assert one.max_tokens is not None
     tokens = list(one.prompt_ids)
@@ -35,6 +35,8 @@ def expected(one: Request, forced_after: int, forced: tuple[int, ...]) -> list[i
             tokens += forced
             continue
         seen = [tokens[max(0, len(tokens) - (spec.window or len(tokens))) :] for spec in GROUPS]
+        if recurrent:
+            seen.append([_state_after(tokens)])
         tokens.append(_next_token(one, seen, len(tokens) - num_prompt, 1000, None))
     return tokens[num_prompt:]
 

@@ -75,6 +75,7 @@ def test_troth_object_adds_the_drafts_of_all_choices_up() -> None:
             "accepted_by_depth": [2, 0, 1],
             "sources": [],
             "disabled_reason": "too dear",
+            "uncertified": False,
         }
     }
     assert speculation_object([ended()]) == {}

@@ -103,6 +103,18 @@ def test_status_shows_engine_plan_and_counts() -> None:
     assert engine["status"]["downgrades"] == []
 
 
+def test_status_counts_what_the_object_caches_served() -> None:
+    asked = {"type": "json_object"}
+    with asking(FakeEngine("{}")) as client:
+        for _ in range(3):
+            client.post(CHAT, json=hello(response_format=asked))
+        (engine,) = client.get("/v1/status").json()["engines"]
+    grammars = engine["objects"]["grammars"]
+    assert (grammars["num_objects"], grammars["num_misses"]) == (1, 1)
+    assert grammars["num_hits"] >= 2
+    assert 0 < grammars["num_bytes"] <= grammars["max_bytes"]
+
+
 def test_status_of_a_loading_engine_says_why_it_has_no_plan() -> None:
     with asking(FakeEngine(ready=False)) as client:
         (engine,) = client.get("/v1/status").json()["engines"]

@@ -59,7 +59,9 @@ class BlockMemory:
         self._pools: list[list[Tensor]] = []
         """Of each group, [num_blocks, ...] of every layer."""
         self._madvise = ctypes.CDLL(None, use_errno=True).madvise if _can_give_back(device) else None
-        self._is_cuda = device.type == "cuda"
+        self._device = device
+        self._left_bytes = 0
+        """What the device's allocator could not give back the last time."""
         if self._madvise is not None:
             self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
             self._pools = [[] for _ in set(cache.group_of.values())]
@@ -67,19 +69,30 @@ class BlockMemory:
                 held = (getattr(kv, field.name) for field in fields(kv))
                 self._pools[cache.group_of[layer]] += [tensor for tensor in held if isinstance(tensor, Tensor)]
 
+    @property
+    def frees_blocks(self) -> bool:
+        """Whether what blocks hold can be given back, so that it helps to forget cached ones."""
+        return bool(self._pools)
+
     def give_back(self, block_ids: Sequence[Sequence[BlockId]]) -> None:
         """Give back what these blocks of each group hold, which nobody may read again before it is written.
 
         On a CUDA device the pools stay; what the allocator keeps for later is given back instead.
         """
-        if self._is_cuda:
-            torch.cuda.empty_cache()
+        if self._device.type == "cuda":
+            self._empty_allocator()
         for pool, ids in zip(self._pools, block_ids, strict=False):
             stretches = sorted(runs(sorted(ids), len(ids)), key=len, reverse=True)[:MAX_RUNS]
             for tensor in pool:
                 first, stride = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
                 for stretch in stretches:
                     self._drop(first + stretch.start * stride, first + stretch.stop * stride)
+
+    def _empty_allocator(self) -> None:
+        # It waits for the device, and what it cannot give back it cannot the next time either.
+        if _kept_bytes(self._device) > self._left_bytes:
+            torch.cuda.empty_cache()
+            self._left_bytes = _kept_bytes(self._device)
 
     def _drop(self, start: int, end: int) -> None:
         """Drop the whole pages from one address to another; those at the ends belong to others, too."""
@@ -88,6 +101,11 @@ class BlockMemory:
             assert self._madvise is not None
             # A refusal costs memory that stays taken, nothing else.
             self._madvise(start, end - start, _MADV_DONTNEED)
+
+
+def _kept_bytes(device: torch.device) -> int:
+    """What a CUDA device's allocator holds and nobody uses."""
+    return int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def _can_give_back(device: torch.device) -> bool:

@@ -97,6 +97,14 @@ COMMANDS: Final = (
         groups=(flags.MODEL, flags.TEMPLATE, flags.JSON),
     ),
     Command(
+        name="certify",
+        summary="prove a model's draft head, so that it may draft",
+        details="Loads the model, compares what its head drafts with a plain computation and answers with drafts with "
+        "those without, and writes a certificate to the user's cache folder. Exits with 1 when the head is not proved.",
+        operand=_MODEL,
+        groups=(flags.MODEL, flags.TEMPLATE, flags.JSON),
+    ),
+    Command(
         name="cache",
         summary="look after the disk cache of troth serve",
         details="stats sums it up, list shows it by model, verify reads every file and removes those that are damaged "

@@ -64,6 +64,7 @@ MODEL: Final = Group(
         _flag("--kv-dtype", "kv_dtype", _kv_dtype, "TYPE", "the KV cache: those, or int8 (default: float16 on a CPU)"),
         _flag("--threads", "threads", _count, "N", "CPU threads (default: the cores there are)"),
         _flag("--providers", "providers", values.words, "NAMES", "op providers, first choice first; see troth doctor"),
+        _flag("--deterministic", "deterministic", None, None, "the same bits whatever the batch; on a GPU, slower"),
     ),
 )
 """What to load and how to compute with it."""
@@ -80,7 +81,18 @@ BATCH: Final = Group(
         _flag("--chunk-tokens", "chunk_tokens", _count, "N", "prompt tokens fed per step beside running answers"),
         _flag("--kv-memory", "kv_memory_bytes", values.size_bytes, "SIZE", "memory of the KV cache, such as 4G"),
         _flag(
-            "--speculate", "speculation", values.words, "SOURCES", "who drafts tokens: ngram, grammar (default: nobody)"
+            "--speculate",
+            "speculation",
+            values.words,
+            "SOURCES",
+            "who drafts tokens: ngram, grammar, mtp (default: nobody)",
+        ),
+        _flag(
+            "--speculate-uncertified",
+            "speculate_uncertified",
+            None,
+            None,
+            "use a draft head without a certificate (troth certify), for development",
         ),
     ),
 )
@@ -207,10 +219,10 @@ def add_group(parser: argparse.ArgumentParser, group: Group) -> argparse._Argume
     """Add a group's flags to a parser. A flag that is not given leaves None behind."""
     section = parser.add_argument_group(group.title)
     for flag in group.flags:
-        text = flag.help + _default(flag.field)
         if flag.read is None:
-            section.add_argument(*flag.names, dest=flag.field, action="store_true", default=None, help=text)
+            section.add_argument(*flag.names, dest=flag.field, action="store_true", default=None, help=flag.help)
         else:
+            text = flag.help + _default(flag.field)
             section.add_argument(
                 *flag.names,
                 dest=flag.field,
@@ -257,9 +269,9 @@ def _converter(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _default(field: str) -> str:
-    """The default of an option as help shows it, empty where None, an empty tuple or no option."""
+    """The default of an option as help shows it, empty where None, off, an empty tuple or no option."""
     for options in _DEFAULTS:
         value = getattr(options, field, None)
-        if value is not None and value != ():
+        if value is not None and value is not False and value != ():
             return f" (default: {value:g})" if isinstance(value, float) else f" (default: {value})"
     return ""

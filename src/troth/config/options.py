@@ -61,8 +61,13 @@ class EngineOptions:
     """CPU threads for kernels; None: the cores this process may use."""
     providers: tuple[str, ...] | None = None
     """Order of op providers; None: every available one, fastest first."""
+    deterministic: bool = False
+    """Whether a request gets the same bits whatever it is computed beside; on a GPU, at some cost."""
     speculation: tuple[str, ...] = ()
-    """Who drafts tokens for requests that do not say: ngram, grammar; empty: nobody."""
+    """Who drafts tokens for requests that do not say: ngram, grammar, mtp; empty: nobody. Naming mtp loads the model's
+    draft head, which needs a certificate (``troth certify``)."""
+    speculate_uncertified: bool = False
+    """Load a draft head that no certificate speaks for, and say so with every answer. For development."""
     consumer_idle_s: float = 30.0
     """A consumer that reads nothing for this long is cancelled."""
     disk_cache: str | None = None

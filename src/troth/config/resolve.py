@@ -58,6 +58,10 @@ def resolve(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> 
     why: list[str] = []
     device = _device(model.device, facts, why)
     is_cpu = device == "cpu"
+    if engine.deterministic and is_cpu:
+        raise OptionError(
+            "deterministic is for GPUs: on a CPU the last bits of sums depend on the tokens of a step; leave it out"
+        )
     dtype: DType = model.dtype or ("float32" if is_cpu else "bfloat16")
     if model.dtype is None:
         why.append(f"activations in {dtype}: the default on {'a CPU' if is_cpu else 'a GPU'}")

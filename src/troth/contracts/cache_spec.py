@@ -7,16 +7,23 @@ row. Capabilities are members of the spec, so nobody asks a cache what class it 
 |---|---|---|---|
 | AttentionSpec, window None | every token | drop slots | never |
 | AttentionSpec, window w | every token, the last w kept | drop slots inside the window | blocks before the window |
-| RecurrentSpec | nothing: one state per row | restore a checkpoint | - |
+| RecurrentSpec | nothing: one state per row | restore a checkpoint; over rejected drafts, by its trail | - |
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from troth.contracts.names import BLOCK_TOKENS
+
+TRAIL_TOKENS: Final = 8
+"""Most drafts that a row of a model with recurrent layers feeds in one step: its trails have room for no more."""
+
+
+UNFED_TOKENS: Final = 64
+"""Tokens of a row whose hidden states wait for its draft head at most: those since its last full block, and a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,9 @@ class AttentionSpec:
     """None: everything before is seen."""
     scale_bytes: int = 0
     """Beside each key and each value of a head, in formats that need it."""
+    frontier_width: int = 0
+    """Numbers, float32, that each block keeps besides: the hidden state of its last token, with which a draft head goes
+    on behind the block. 0: no draft head has its layer here; else it has the last one."""
 
     rewindable: ClassVar[bool] = True
 
@@ -39,7 +49,14 @@ class AttentionSpec:
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers of the group, keys and values."""
         per_head = (self.head_dim + self.value_dim) * self.element_bytes + 2 * self.scale_bytes
-        return BLOCK_TOKENS * self.num_kv_heads * per_head * len(self.layers)
+        return BLOCK_TOKENS * self.num_kv_heads * per_head * len(self.layers) + 4 * self.frontier_width
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes that a draft head keeps of one row besides: a block, and hidden states that it was not fed yet."""
+        if not self.frontier_width:
+            return 0
+        return self.bytes_per_block // len(self.layers) + 4 * self.frontier_width * UNFED_TOKENS
 
     def blocks_for(self, num_tokens: int, chunk_tokens: int) -> int:
         """Most blocks a row of ``num_tokens`` holds at once when at most ``chunk_tokens`` are fed per step."""
@@ -76,6 +93,9 @@ class RecurrentSpec:
     layers: tuple[int, ...]
     tensors: tuple[StateTensor, ...]
     """What each layer of the group keeps."""
+    trail: tuple[StateTensor, ...] = ()
+    """What each layer keeps besides of every draft of a row's last step: enough to take it into the state once it is
+    known to be right. A checkpoint has none of it."""
 
     rewindable: ClassVar[bool] = False
 
@@ -83,6 +103,11 @@ class RecurrentSpec:
     def state_bytes(self) -> int:
         """Bytes of one row's live state over all layers of the group; a checkpoint costs the same."""
         return len(self.layers) * sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def trail_bytes(self) -> int:
+        """Bytes of one row's trails over all layers of the group."""
+        return len(self.layers) * TRAIL_TOKENS * sum(tensor.num_bytes for tensor in self.trail)
 
 
 CacheSpec = AttentionSpec | RecurrentSpec
@@ -92,6 +117,16 @@ def recurrent_bytes(specs: tuple[CacheSpec, ...]) -> int | None:
     """Bytes of one row's whole recurrent state, and so of one checkpoint; None when the model keeps none."""
     groups = [spec for spec in specs if isinstance(spec, RecurrentSpec)]
     return sum(spec.state_bytes for spec in groups) if groups else None
+
+
+def trail_bytes(specs: tuple[CacheSpec, ...]) -> int:
+    """Bytes of one row's trails over all recurrent layers."""
+    return sum(spec.trail_bytes for spec in specs if isinstance(spec, RecurrentSpec))
+
+
+def head_bytes(specs: tuple[CacheSpec, ...]) -> int:
+    """Bytes that a draft head keeps of one row, its blocks aside."""
+    return sum(spec.head_bytes for spec in attention_groups(specs))
 
 
 def with_scales(specs: tuple[CacheSpec, ...], scale_bytes: int) -> tuple[CacheSpec, ...]:

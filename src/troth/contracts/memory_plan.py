@@ -62,7 +62,7 @@ class MemoryPlan:
     """Weights as they will lie in memory (after repacking), not as they lie on disk."""
     groups: tuple[GroupPlan, ...]
     state_bytes: int
-    """Recurrent state of all rows."""
+    """Recurrent state of all rows, with what they keep of drafts and for a draft head."""
     transient_bytes: int
     """Activations and workspaces of one step."""
     reserve_bytes: int

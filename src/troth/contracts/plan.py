@@ -16,6 +16,9 @@ from troth.contracts.request import Request
 ON_DEVICE: Final = -1
 """Token id of a plan entry whose value the host does not know yet: the row's last sampled token."""
 
+DRAFTED: Final = -2
+"""Token id of a draft that the runner makes itself, in the step that verifies it, with what the model has for it."""
+
 NO_SAMPLE: Final = -1
 """Sample step of a row whose chunk ends before the last known token: nothing is sampled."""
 
@@ -77,8 +80,11 @@ class StepPlan:
     block_updates: list[BlockUpdate] = field(default_factory=list)
     restores: list[CheckpointCopy] = field(default_factory=list)
     """States that rows start from: checkpoint to row, before anything is computed."""
+    recalls: dict[int, int] = field(default_factory=dict)
+    """Plan index -> how many drafts of the row's last step were right: its recurrent states take them in before
+    anything is computed. Of rows that are not named, none were, or all is taken in."""
     saves: list[CheckpointCopy] = field(default_factory=list)
-    """States worth keeping: row to checkpoint, after the row's tokens are computed."""
+    """States worth keeping: row to checkpoint, after the row's tokens are computed, drafts aside."""
 
     @property
     def num_tokens(self) -> int:

@@ -13,12 +13,12 @@ from typing import Final, Literal, Protocol, get_args
 from troth.contracts.bounds import mistyped, require_flag, require_integer, shown
 from troth.errors import RequestError
 
-DraftSourceName = Literal["grammar", "external", "ngram"]
+DraftSourceName = Literal["grammar", "external", "ngram", "mtp"]
 """grammar: tokens that the answer's grammar forces; external: a text the caller predicts; ngram: what followed the
-same tokens earlier in prompt or answer."""
+same tokens earlier in prompt or answer; mtp: the model's own draft head (multi-token prediction)."""
 DRAFT_SOURCES: Final[tuple[DraftSourceName, ...]] = get_args(DraftSourceName)
-"""In the order in which they are asked: the surest first."""
-MAX_DRAFTS: Final[dict[DraftSourceName, int]] = {"grammar": 8, "external": 8, "ngram": 16}
+"""In the order in which they are asked: the surest first, and last the one that always knows something."""
+MAX_DRAFTS: Final[dict[DraftSourceName, int]] = {"grammar": 8, "external": 8, "ngram": 16, "mtp": 8}
 """Most drafts of one source in one step."""
 
 
@@ -80,6 +80,8 @@ class SpeculationStats:
     """Entry i: how many of them accepted exactly i + 1 drafts. What is left accepted none."""
     num_drafted_by_source: dict[str, int] = field(default_factory=dict)
     num_accepted_by_source: dict[str, int] = field(default_factory=dict)
+    uncertified: bool = False
+    """Whether a draft head took part that no certificate speaks for: somebody asked for that."""
     disabled_reason: str | None = None
     """Why nothing was drafted in the end, in words; None: drafts were made, or nothing was there to be proposed."""
 

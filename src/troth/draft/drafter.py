@@ -5,9 +5,11 @@ Refuses to know rows and steps (``run/drafting.py``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from troth.contracts.speculation import MAX_DRAFTS, DraftSource, DraftSourceName, Speculation, SpeculationStats
+from troth.draft.head import NO_HEAD, HeadTerms
 from troth.draft.tally import DraftTally
 from troth.draft.worth import Chance, Worth
 
@@ -18,18 +20,22 @@ class Drafter:
     Args:
         wanted: what the request says.
         sources: those it may use, in the order in which they are asked.
-        worth: of the engine.
-        refusal: why there are none although some were asked for; None otherwise.
+        worths: of the engine, by source.
+        head: what the engine has for the source mtp.
     """
 
     def __init__(
-        self, wanted: Speculation, sources: Sequence[DraftSource], worth: Worth, refusal: str | None = None
+        self,
+        wanted: Speculation,
+        sources: Sequence[DraftSource],
+        worths: Mapping[DraftSourceName, Worth],
+        head: HeadTerms = NO_HEAD,
     ) -> None:
         self._wanted = wanted
         self._sources = sources
-        self._worth = worth
-        self._refusal = refusal
-        self._chances: dict[DraftSourceName, Chance] = {one.name: worth.chance(one.name) for one in sources}
+        self._worths = worths
+        self._head = head if any(one.name == "mtp" for one in sources) else None
+        self._chances: dict[DraftSourceName, Chance] = {one.name: worths[one.name].chance(one.name) for one in sources}
         self._tally = DraftTally()
         self._asked: DraftSourceName | None = None
         """Whose drafts were proposed last."""
@@ -55,14 +61,13 @@ class Drafter:
         for source in self._sources:
             most = min(self._wanted.depth or MAX_DRAFTS[source.name], MAX_DRAFTS[source.name])
             drafts = source.propose(token_ids, num_prompt, most)
-            if not drafts:
-                continue
-            self._asked = source.name
-            if not self._wanted.adaptive:
+            if drafts and self._wanted.adaptive:
+                chance, worth = self._chances[source.name], self._worths[source.name]
+                drafts = drafts[: worth.depth(chance, len(drafts), num_rows, num_drafting)]
+                self._rests = not drafts
+            if drafts:
+                self._asked = source.name
                 return drafts
-            depth = self._worth.depth(self._chances[source.name], len(drafts), num_rows, num_drafting)
-            self._rests = depth == 0
-            return drafts[:depth]
         return ()
 
     def note(self, num_drafted: int, num_accepted: int) -> DraftSourceName:
@@ -71,12 +76,15 @@ class Drafter:
         assert source is not None, "nothing was proposed"
         self._tally.note(source, num_drafted, num_accepted)
         self._chances[source].note(num_drafted, num_accepted)
-        self._worth.note_verify(source, num_drafted, num_accepted)
+        self._worths[source].note_verify(source, num_drafted, num_accepted)
         return source
 
     def stats(self) -> SpeculationStats:
         """What became of all of them."""
-        return self._tally.stats(self._refusal or self._why_resting())
+        if self._head is None:
+            return self._tally.stats(self._why_resting())
+        done = self._tally.stats(self._head.failure() or self._why_resting())
+        return replace(done, uncertified=self._head.uncertified)
 
     def _why_resting(self) -> str | None:
         if not self._rests:

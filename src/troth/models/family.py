@@ -15,6 +15,7 @@ from torch import Tensor
 from troth.cache.storage import CacheStorage
 from troth.contracts.cache_spec import CacheSpec
 from troth.nn.batch import Batch
+from troth.nn.draft_head import DraftHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,10 @@ class Model(Protocol):
     @property
     def config(self) -> FamilyConfig:
         """Its configuration."""
+
+    @property
+    def draft_head(self) -> DraftHead | None:
+        """Drafts what follows; None: the model has none, or it was not loaded."""
 
     def forward(self, batch: Batch, cache: CacheStorage) -> Tensor:
         """Final hidden states of every token, or of the wanted ones, float [T, D]; reads and writes the cache."""

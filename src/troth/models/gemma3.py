@@ -168,6 +168,8 @@ class Model:
 
     def __init__(self, config: Config, source: WeightSource, place: Placement) -> None:
         self.config = config
+        self.draft_head = None
+        """The family has none."""
         self._dtype = place.dtype
         self._eps = config.rms_norm_eps
         # The reference rounds the factor to the dtype of the embeddings: in bfloat16 sqrt(640) is 25.25, not 25.30.

@@ -1,18 +1,18 @@
 """Qwen3.5, text: three layers of gated delta net for each layer of gated attention.
 
-The image tower is left alone, and so is the multi-token-prediction head ``mtp.*``: it drafts, it takes no part in the
-model's own answer. Legend: T tokens, S sampled positions, D model width, G key heads and H value heads of a delta layer
-with sizes K and E, C = 2 G K + H E, W = C + H E + 2 H.
+The image tower is left alone. The multi-token-prediction head ``mtp.*`` takes no part in the model's own answer: it
+drafts, and is loaded where the config says so (``with_draft_head``).
+Legend: T tokens, S sampled positions, R rows, B blocks per table, D model width, G key heads and H value heads of a
+delta layer with sizes K and E, C = 2 G K + H E, W = C + H E + 2 H.
 Reference: Yang, Kautz, Hatamizadeh 2024 (Gated DeltaNet); Qwen Team 2025; names as in transformers' Qwen3_5TextConfig.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from troth.cache.storage import CacheStorage
@@ -24,17 +24,23 @@ from troth.models.rope_keys import rope_from_hf
 from troth.models.strict_config import StrictConfig
 from troth.nn.batch import Batch
 from troth.nn.decoder import Attention, Block, Decoder
+from troth.nn.draft_head import DraftHead, LastPairs, Pairs
 from troth.nn.layer_source import LayerSource
 from troth.nn.linear import Linear, stacked
 from troth.nn.rope import RopeConfig, rotary_table
 from troth.ops.attention import attention
-from troth.ops.gated_delta import gated_delta
+from troth.ops.gated_delta import Decay, gated_delta, trail_size
 from troth.ops.gated_rms_norm import gated_rms_norm
+from troth.ops.layer_kv import LayerKV
+from troth.ops.linear import LinearWeight
 from troth.ops.rotary_kv_write import HeadNorms, RotaryTable, rotary_kv_write
+from troth.ops.rows import Rows
 from troth.ops.short_conv import short_conv
+from troth.ops.sigmoid_gate import sigmoid_gate
 from troth.weights.source import WeightSource
 
 IGNORED: Final = ("mtp.*", "model.visual.*")
+"""A draft head that is loaded is not ignored: ``models/registry.py`` leaves its pattern out then."""
 _PREFIXES: Final = ("model.", "model.language_model.")
 """Where the text model's tensors lie: alone, and beside an image tower."""
 _DEFAULTS: Final = {"head_dim": 256, "max_position_embeddings": 32768}
@@ -61,6 +67,11 @@ class DeltaConfig:
         """Channels of the convolution: all queries, keys and values."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
+    @property
+    def trail_width(self) -> int:
+        """Numbers that the recurrence keeps of a draft."""
+        return trail_size(self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -81,6 +92,10 @@ class Config:
     delta: DeltaConfig
     attention_bias: bool = False
     tie_word_embeddings: bool = False
+    num_draft_layers: int = 0
+    """Layers of the draft head that the checkpoint has."""
+    has_own_draft_embedding: bool = False
+    loads_draft_head: bool = False
 
     @classmethod
     def from_hf(cls, values: Mapping[str, Any], path: str) -> Config:
@@ -128,16 +143,20 @@ class Config:
             ),
             attention_bias=config.flag("attention_bias", False),
             tie_word_embeddings=config.flag("tie_word_embeddings", False),
+            num_draft_layers=config.integer("mtp_num_hidden_layers", 0, least=0),
+            has_own_draft_embedding=config.flag("mtp_use_dedicated_embeddings", False),
         )
-        config.finish(inert=("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))
+        config.finish()
         return parsed
 
     def cache_specs(self, element_bytes: int) -> tuple[CacheSpec, ...]:
-        """Blocks for the layers of full attention, a state per row for the delta layers."""
+        """Blocks for the layers of full attention and of the draft head, a state per row for the delta layers."""
         delta = self.delta
+        draft_layers = (self.num_hidden_layers,) if self.loads_draft_head else ()
         groups: tuple[CacheSpec, ...] = (
             AttentionSpec(
-                layers=self._layers(_FULL),
+                layers=self._layers(_FULL) + draft_layers,
+                frontier_width=self.hidden_size if draft_layers else 0,
                 num_kv_heads=self.num_key_value_heads,
                 head_dim=self.head_dim,
                 value_dim=self.head_dim,
@@ -149,9 +168,26 @@ class Config:
                     StateTensor((delta.num_taps - 1, delta.conv_width), _STATE_BYTES),
                     StateTensor((delta.num_value_heads, delta.key_dim, delta.value_dim), _STATE_BYTES),
                 ),
+                trail=(
+                    StateTensor((delta.conv_width,), _STATE_BYTES),
+                    StateTensor((delta.trail_width,), _STATE_BYTES),
+                ),
             ),
         )
         return tuple(group for group in groups if group.layers)
+
+    @property
+    def draft_head_refusal(self) -> str | None:
+        """Why the checkpoint's draft head cannot be loaded; None: it can."""
+        if self.num_draft_layers == 0:
+            return "the checkpoint has no draft head"
+        if self.num_draft_layers > 1:
+            return f"its draft head has {self.num_draft_layers} layers; heads of one are computed"
+        return "its draft head has an embedding of its own" if self.has_own_draft_embedding else None
+
+    def with_draft_head(self) -> Config:
+        """The same, with the draft head loaded and cached."""
+        return replace(self, loads_draft_head=True)
 
     def _layers(self, kind: str) -> tuple[int, ...]:
         return tuple(layer for layer, other in enumerate(self.layer_types) if other == kind)
@@ -172,13 +208,28 @@ class GatedAttention:
 
     def __call__(self, x_TD: Tensor, batch: Batch, cache: CacheStorage) -> Tensor:
         """As nn.decoder.Attention."""
-        kv = cache.kv[self.layer]
         tables = batch.groups[cache.group_of[self.layer]]
-        q_THD = rotary_kv_write(
-            self.qkv(x_TD, batch.rows), self.num_heads, batch.positions_T, self.rotary, self.norms, tables.slots_T, kv
-        )
+        kv = cache.kv[self.layer]
+        q_THD = self._rotated(self.qkv(x_TD, batch.rows), batch.positions_T, tables.slots_T, kv)
         out_THD = attention(q_THD, kv, tables.block_table_RB, batch.rows, self.scale)
-        return self.out(self.gate(x_TD, batch.rows).sigmoid_().mul_(out_THD.flatten(1)), batch.rows)
+        return self._gated(x_TD, out_THD, batch.rows)
+
+    def write(self, x_TD: Tensor, pairs: Pairs, cache: CacheStorage) -> None:
+        """As nn.draft_head.PairAttention."""
+        self._rotated(self.qkv(x_TD, pairs.rows), pairs.positions_T, pairs.slots_T, cache.kv[self.layer])
+
+    def look_back(self, x_RD: Tensor, pairs: LastPairs, cache: CacheStorage) -> Tensor:
+        """As nn.draft_head.PairAttention."""
+        qkv_RE, kv = self.qkv(x_RD, pairs.rows), cache.kv[self.layer]
+        self._rotated(qkv_RE, pairs.positions_T, pairs.slots_T, kv)
+        q_RHD = self._rotated(qkv_RE, pairs.positions_T, pairs.own_slots_R, kv)
+        return self._gated(x_RD, attention(q_RHD, kv, pairs.block_table_RB, pairs.rows, self.scale), pairs.rows)
+
+    def _rotated(self, qkv_TE: Tensor, positions_T: Tensor, slots_T: Tensor, kv: LayerKV) -> Tensor:
+        return rotary_kv_write(qkv_TE, self.num_heads, positions_T, self.rotary, self.norms, slots_T, kv)
+
+    def _gated(self, x_TD: Tensor, out_THD: Tensor, rows: Rows) -> Tensor:
+        return self.out(sigmoid_gate(out_THD.flatten(1), self.gate(x_TD, rows)), rows)
 
 
 @dataclass(slots=True)
@@ -191,9 +242,7 @@ class DeltaNet:
     """D -> W: queries, keys and values, then the output gate, then what becomes beta and the decay."""
     out: Linear
     conv_KC: Tensor
-    decay_rate_H: Tensor
-    """exp(A_log)."""
-    decay_bias_H: Tensor
+    decay: Decay
     norm_E: Tensor
     eps: float
 
@@ -201,12 +250,13 @@ class DeltaNet:
         """As nn.decoder.Attention."""
         heads, value_dim = self.config.num_value_heads, self.config.value_dim
         conv_state, delta_state = cache.states[self.layer]
+        conv_trail, delta_trail = cache.trails[self.layer]
         sizes = [self.config.conv_width, heads * value_dim, heads, heads]
         qkv_TC, gate_TF, beta_TH, decay_TH = self.projections(x_TD, batch.rows).split(sizes, dim=-1)
-        qkv_TC = short_conv(qkv_TC, self.conv_KC, conv_state, batch.rows)
-        log_decay_TH = F.softplus(decay_TH.float() + self.decay_bias_H).mul_(-self.decay_rate_H)
-        beta_TH = beta_TH.float().sigmoid()
-        out_THE = gated_delta(qkv_TC, self.config.num_key_heads, log_decay_TH, beta_TH, delta_state, batch.rows)
+        qkv_TC = short_conv(qkv_TC, self.conv_KC, conv_state, conv_trail, batch.rows)
+        out_THE = gated_delta(
+            qkv_TC, self.config.num_key_heads, beta_TH, decay_TH, self.decay, delta_state, delta_trail, batch.rows
+        )
         out_THE = gated_rms_norm(out_THE, gate_TF.unflatten(-1, (heads, value_dim)), self.norm_E, self.eps)
         return self.out(out_THE.flatten(1), batch.rows)
 
@@ -236,7 +286,33 @@ class Model(Decoder):
             head=head,
             eps=config.rms_norm_eps,
             dtype=place.dtype,
+            draft_head=_draft_head(config, replace(root, prefix="mtp."), table, rotary)
+            if config.loads_draft_head
+            else None,
         )
+
+
+def _draft_head(config: Config, parts: LayerSource, table: LinearWeight, rotary: RotaryTable) -> DraftHead:
+    """The head's own tensors lie beside the model's, under ``mtp.``."""
+    width, layer = config.hidden_size, parts.below("layers.0.")
+    both = parts.stored("fc.weight", (width, 2 * width))
+    join_token, join_hidden = (
+        stacked([half.contiguous()], None, parts.dtype, parts.device) for half in both.split(width, dim=1)
+    )
+    return DraftHead(
+        embedding=table,
+        token_norm_D=parts.norm("pre_fc_norm_embedding", width, zero_centred=True),
+        hidden_norm_D=parts.norm("pre_fc_norm_hidden", width, zero_centred=True),
+        join_token=join_token,
+        join_hidden=join_hidden,
+        attention_norm_D=layer.norm("input_layernorm", width, zero_centred=True),
+        attention=_gated_attention(config, layer.below("self_attn."), config.num_hidden_layers, rotary),
+        mlp_norm_D=layer.norm("post_attention_layernorm", width, zero_centred=True),
+        mlp=layer.below("mlp.").gated_mlp(width, config.intermediate_size),
+        norm_D=parts.norm("norm", width, zero_centred=True),
+        eps=config.rms_norm_eps,
+        dtype=parts.dtype,
+    )
 
 
 def _block(config: Config, layers: LayerSource, layer: int, rotary: RotaryTable) -> Block:
@@ -263,10 +339,10 @@ def _gated_attention(config: Config, parts: LayerSource, layer: int, rotary: Rot
         config.attention_bias,
     )
     q_rows, kv_rows = heads * head_dim, config.num_key_value_heads * head_dim
-    kv = [parts.tensor(f"{name}.weight", (kv_rows, width)) for name in ("k_proj", "v_proj")]
+    kv = [parts.stored(f"{name}.weight", (kv_rows, width)) for name in ("k_proj", "v_proj")]
     kv_biases = [parts.tensor(f"{name}.bias", (kv_rows,)) for name in ("k_proj", "v_proj")] if bias else []
     # q_proj holds the rows of each head's query, then those of its gate, head by head.
-    both = parts.tensor("q_proj.weight", (2 * q_rows, width)).unflatten(0, (heads, 2, head_dim))
+    both = parts.stored("q_proj.weight", (2 * q_rows, width)).unflatten(0, (heads, 2, head_dim))
     query, gate = (both[:, i].flatten(0, 1) for i in range(2))
     both_biases = parts.tensor("q_proj.bias", (2 * q_rows,)).view(heads, 2, head_dim) if bias else None
     query_bias, gate_bias = ([] if both_biases is None else [both_biases[:, i].flatten()] for i in range(2))
@@ -297,8 +373,7 @@ def _delta_net(config: Config, parts: LayerSource, layer: int) -> DeltaNet:
         projections=parts.linear(projections, width),
         out=parts.linear({"out_proj": width}, value_rows),
         conv_KC=taps.squeeze(1).T.contiguous(),
-        decay_rate_H=parts.tensor("A_log", (heads,)).exp(),
-        decay_bias_H=parts.tensor("dt_bias", (heads,)),
+        decay=Decay(parts.tensor("A_log", (heads,)).exp(), parts.tensor("dt_bias", (heads,))),
         norm_E=parts.norm("norm", delta.value_dim),
         eps=config.rms_norm_eps,
     )

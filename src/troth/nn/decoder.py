@@ -15,6 +15,7 @@ from torch import Tensor
 
 from troth.cache.storage import CacheStorage
 from troth.nn.batch import Batch
+from troth.nn.draft_head import DraftHead
 from troth.nn.mlp import GatedMLP
 from troth.ops.embedding import embedding
 from troth.ops.linear import LinearWeight, linear
@@ -50,6 +51,8 @@ class Decoder:
     """Of every norm."""
     dtype: torch.dtype
     """Of activations."""
+    draft_head: DraftHead | None = None
+    """Drafts what follows; None: the model has none, or it was not loaded."""
 
     def forward(self, batch: Batch, cache: CacheStorage) -> Tensor:
         """As models.family.Model."""

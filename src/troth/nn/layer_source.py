@@ -54,6 +54,10 @@ class LayerSource:
         """A tensor by its whole name below the prefix, float32 on the device."""
         return self.source.tensor(f"{self.prefix}{name}", shape=shape).to(device=self.device, dtype=torch.float32)
 
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The same in its stored dtype, for a weight that is packed in parts; float32 where it is stored quantised."""
+        return self.source.tensor(f"{self.prefix}{name}", shape=shape)
+
     def norm(self, name: str, width: int, *, zero_centred: bool = False) -> Tensor:
         """The multiplier of a norm, float32 [width]; ``zero_centred`` families get 1 + weight."""
         scale = self.source.norm(f"{self.prefix}{name}.weight", zero_centred=zero_centred, shape=(width,))

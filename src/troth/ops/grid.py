@@ -7,13 +7,14 @@ Each op declares its grid beside its reference, and makes its arguments there. R
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from troth.ops.rows import Rows
+from troth.contracts.cache_spec import TRAIL_TOKENS
+from troth.ops.rows import Rows, recall_tensor
 
 RowSpec = tuple[int, int, int]
 """(row of the persistent batch, tokens computed before, tokens fed)."""
@@ -32,6 +33,40 @@ TIMED_STEPS: Final[Mapping[str, Sequence[RowSpec]]] = {
     "chunk-256": [(0, 768, 256)],
 }
 """What engines compute most: one answer, eight side by side, a chunk of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """A step with drafts, or after one, for ops that keep a state and a trail per row."""
+
+    specs: Sequence[RowSpec]
+    num_verifies: int = 0
+    """Rows behind the single ones whose tokens, all but the first, are drafts."""
+    recalls: Mapping[int, int] = field(default_factory=dict)
+    """Row of the step -> tokens of its trail that its state takes in first."""
+
+    def rows(self, device: torch.device) -> Rows:
+        """As a provider gets them."""
+        return rows_of(self.specs, device, num_verifies=self.num_verifies, recalls=self.recalls)
+
+
+DRAFT_STEPS: Final[Mapping[str, DraftStep]] = {
+    "verify": DraftStep([(2, 9, 4)], num_verifies=1),
+    "verifies": DraftStep([(3, 9, 1), (0, 4, 2), (1, 7, 9), (2, 0, 6)], num_verifies=2),
+    "recall": DraftStep([(1, 9, 1)], recalls={0: 1}),
+    "recalls": DraftStep([(4, 9, 1), (0, 4, 1), (2, 20, 17)], recalls={0: 8, 2: 3}),
+    "recall-and-verify": DraftStep([(3, 5, 1), (1, 9, 4), (4, 8, 2)], num_verifies=2, recalls={0: 2, 1: 5, 2: 1}),
+}
+"""Steps around drafts for ops that keep a state per row."""
+
+StateStep = Sequence[RowSpec] | DraftStep
+
+TIMED_STATE_STEPS: Final[Mapping[str, StateStep]] = {
+    **TIMED_STEPS,
+    "verify-1": DraftStep([(0, 1023, 4)], num_verifies=1, recalls={0: 3}),
+    "verify-8": DraftStep([(row, 1023, 4) for row in range(8)], num_verifies=8, recalls=dict.fromkeys(range(8), 3)),
+}
+"""Those, and one answer, eight side by side, each with three drafts, behind as many right ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +116,14 @@ class Inputs:
         order: list[int] = torch.randperm(count, generator=self._generator).tolist()
         return order
 
+    def trail(self, specs: Sequence[RowSpec], recalls: Mapping[int, int], shape: Sequence[int]) -> Tensor:
+        """What each row of a step keeps of drafts, float32 [N, TRAIL_TOKENS, *shape]; NaN where nothing is recalled."""
+        num_rows = max(row for row, _, _ in specs) + 2
+        memory = torch.full((num_rows, TRAIL_TOKENS, *shape), torch.nan, device=self.device)
+        for index, count in recalls.items():
+            memory[specs[index][0], :count] = self.normal(count, *shape, dtype=torch.float32)
+        return memory
+
     def state(self, specs: Sequence[RowSpec], shape: Sequence[int]) -> Tensor:
         """What each row of a step remembers, float32 [N, *shape]; NaN in rows that start at 0 or take no part."""
         memory = torch.full((max(row for row, _, _ in specs) + 2, *shape), torch.nan, device=self.device)
@@ -90,8 +133,16 @@ class Inputs:
         return memory
 
 
-def rows_of(specs: Sequence[RowSpec], device: torch.device) -> Rows:
-    """A step's rows; those of single tokens come first, as in plans."""
+def rows_of(
+    specs: Sequence[RowSpec], device: torch.device, *, num_verifies: int = 0, recalls: Mapping[int, int] | None = None
+) -> Rows:
+    """A step's rows; those of single tokens come first, as in plans.
+
+    Args:
+        specs: of each row.
+        device: of the tensors.
+        num_verifies, recalls: as in Rows.
+    """
     places, starts, num_new = (list(column) for column in zip(*specs, strict=True))
     assert [n == 1 for n in num_new] == sorted((n == 1 for n in num_new), reverse=True), num_new
     return Rows(
@@ -104,6 +155,9 @@ def rows_of(specs: Sequence[RowSpec], device: torch.device) -> Rows:
         max_new=max(num_new),
         num_single=num_new.count(1),
         num_exact=sum(1 for start, n in zip(starts, num_new, strict=True) if n == 1 and start),
+        num_verifies=num_verifies,
+        recalls=recalls or {},
+        recall_R=recall_tensor(recalls, len(specs), device) if recalls else None,
     )
 
 

@@ -1,12 +1,15 @@
 """Which tokens of a step belong to which row; an argument of every op that looks across tokens.
 
-Legend: T tokens of all rows, R rows. Rows are in plan order: single-token rows first, then chunks.
+Legend: T tokens of all rows, R rows. Rows are in plan order: single-token rows first, then those with drafts, then
+chunks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -34,13 +37,38 @@ class Rows:
     """Tokens at the head of the batch that continue an answer; prompt tokens follow. Where a provider has a fast way
     and an exact one, these take the exact one, whatever their company: an answer must not depend on it.
     """
+    num_verifies: int = 0
+    """Rows behind the single ones that feed the last token of an answer and drafts behind it. Recurrent states are
+    advanced by that token alone; the drafts go to the rows' trails."""
+    recalls: Mapping[int, int] = field(default_factory=dict)
+    """Row of the step -> how many drafts of its last step, which lie in its trail, its state takes in first."""
+    recall_R: Tensor | None = None
+    """int64 [R], the same on the device; None: nobody recalls anything."""
 
     @property
     def num_rows(self) -> int:
         """Rows in the step."""
         return len(self.num_new)
 
+    @property
+    def verifying(self) -> range:
+        """The rows of the step that feed drafts."""
+        return range(self.num_single, self.num_single + self.num_verifies)
+
     def side_by_side(self, count: int) -> slice | None:
         """The first ``count`` rows of the step as a slice of per-row state, or None when they do not lie in order."""
         first = self.rows[0]
         return slice(first, first + count) if self.rows[:count] == list(range(first, first + count)) else None
+
+
+def recall_tensor(recalls: Mapping[int, int], num_rows: int, device: torch.device) -> Tensor:
+    """What ``Rows.recall_R`` is for these ``Rows.recalls``."""
+    return torch.tensor([recalls.get(i, 0) for i in range(num_rows)], dtype=torch.int64).to(device)
+
+
+def refill_recalls(rows: Rows, recalls: Mapping[int, int]) -> None:
+    """Write what another step recalls into rows that have ``recall_R``."""
+    assert rows.recall_R is not None, "made without room for recalls"
+    if rows.recalls or recalls:
+        rows.recall_R.copy_(recall_tensor(recalls, rows.num_rows, rows.recall_R.device))
+    rows.recalls = recalls

@@ -7,6 +7,7 @@ comes in ready, from ``compose.py``. Read next: ``engine.py``, ``runner.py``.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,23 +17,26 @@ from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.disk_tier import DiskTier
 from troth.cache.host_copies import HostCopies
 from troth.cache.storage import CacheStorage
-from troth.config.options import NO_DISK_CACHE
-from troth.contracts.cache_spec import attention_groups, recurrent_bytes
+from troth.config.options import NO_DISK_CACHE, EngineOptions
+from troth.contracts.cache_spec import CacheSpec, attention_groups, recurrent_bytes
 from troth.contracts.ports import EngineInfo
 from troth.contracts.progress import LoadProgress
 from troth.contracts.speculation import read_speculation
+from troth.draft.head import HeadTerms
 from troth.errors import OptionError, RequestError
 from troth.models.family import Model, Placement
 from troth.ops import registry
+from troth.ops.registry import ProviderStatus
 from troth.run.decode_steps import pipeline_depth, step_builders
 from troth.run.disk_cache import DiskCache
-from troth.run.drafting import RECURRENT, Drafting
+from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.memory_guard import MemoryGuard, memory_marks
 from troth.run.planned import Planned, max_samples, namespace_of, require_fit
 from troth.run.runner import ModelRunner
-from troth.run.warmup import measure_transient_bytes, warm_up
+from troth.run.step_cost import StepCost, StepTrial
+from troth.run.warmup import warm_up
 from troth.run.worker import EngineThread
 from troth.schedule.admission import SchedulerLimits
 from troth.schedule.scheduler import Scheduler
@@ -60,29 +64,25 @@ def assemble(
     """
     require_fit(planned)
     started = time.monotonic()
-    if planned.resolved.is_cpu:
-        torch.set_num_threads(planned.resolved.num_threads)
-    providers = registry.activate(planned.engine.providers)
+    providers = activate(planned)
     read_held = held_bytes(_device(planned))
     marks = memory_marks(
         planned.plan, read_held() or 0, planned.engine.memory_soft_bytes, planned.engine.memory_hard_bytes
     )
-    model = _load(planned, progress)
-    if not planned.resolved.is_cpu:
-        planned = _measured(planned, model, progress)
-    cache = _cache(planned)
-    num_checkpoints = planned.plan.num_checkpoints
-    checkpoints = CheckpointStorage(cache, num_checkpoints) if num_checkpoints else None
     grammars = RowGrammars(compiler)
-    runner = _runner(planned, model, cache, checkpoints, grammars)
+    loaded = load_runner(planned, grammars, progress)
+    planned, runner = loaded.planned, loaded.runner
     if not planned.resolved.is_cpu:
         progress("warming up", 1, 2)
-        warm_up(runner, _limits(planned), tokenizer, pipeline_depth(_device(planned)))
-        progress("warming up", 2, 2)
-    scheduler = Scheduler(_limits(planned))
+        warm_up(runner, scheduler_limits(planned), tokenizer, pipeline_depth(_device(planned)))
+    progress("warming up", 2, 2)
+    scheduler = Scheduler(scheduler_limits(planned))
     active = [provider.name for provider in providers if provider.active]
-    disk = _disk_cache(planned, active, scheduler, HostCopies(cache, checkpoints))
-    memory = MemoryGuard(scheduler, marks, read_held, BlockMemory(cache, _device(planned)).give_back)
+    disk = _disk_cache(planned, active, scheduler, HostCopies(loaded.cache, loaded.checkpoints))
+    if disk is not None:
+        disk.note_prefill(loaded.cost.num_tokens, loaded.cost.seconds)
+    blocks = BlockMemory(loaded.cache, _device(planned))
+    memory = MemoryGuard(scheduler, marks, read_held, blocks.give_back, frees_blocks=blocks.frees_blocks)
     loop = EngineLoop(
         scheduler,
         runner,
@@ -93,7 +93,7 @@ def assemble(
         grammars=grammars,
         disk=disk,
         memory=memory,
-        drafting=_drafting(planned, scheduler, grammars),
+        drafting=_drafting(planned, scheduler, grammars, runner),
     )
 
     def downgrades() -> tuple[str, ...]:
@@ -101,6 +101,52 @@ def assemble(
 
     info = _info(planned, scheduler, load_s=time.monotonic() - started)
     return EngineThread(loop, info, clock=time.monotonic, downgrades=downgrades)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with its caches, ready to compute steps."""
+
+    planned: Planned
+    """As it was measured."""
+    cost: StepCost
+    model: Model
+    cache: CacheStorage
+    checkpoints: CheckpointStorage | None
+    runner: ModelRunner
+
+
+def activate(planned: Planned) -> tuple[ProviderStatus, ...]:
+    """Fix threads and op providers of this process, before anything is loaded. Raises OptionError."""
+    if planned.resolved.is_cpu:
+        torch.set_num_threads(planned.resolved.num_threads)
+    return registry.activate(provider_order(planned.engine, planned.specs))
+
+
+def load_runner(planned: Planned, grammars: RowGrammars | None, progress: LoadProgress) -> Loaded:
+    """Read the weights and make the caches of a plan that fits. Raises ModelLoadError, OutOfMemory."""
+    model = _load(planned, progress)
+    planned, cost = _measured(planned, model, progress)
+    cache = _cache(planned)
+    num_checkpoints = planned.plan.num_checkpoints
+    checkpoints = CheckpointStorage(cache, num_checkpoints) if num_checkpoints else None
+    return Loaded(planned, cost, model, cache, checkpoints, _runner(planned, model, cache, checkpoints, grammars))
+
+
+def provider_order(engine: EngineOptions, specs: tuple[CacheSpec, ...]) -> tuple[str, ...] | None:
+    """Names of op providers, first choice first; None: the default order.
+
+    Raises:
+        OptionError: a model with these caches cannot be deterministic.
+    """
+    if not engine.deterministic:
+        return engine.providers
+    if recurrent_bytes(specs) is not None:
+        raise OptionError(
+            "deterministic is not available for models with recurrent layers: their sums depend on how prompts are cut "
+            "into chunks; leave it out"
+        )
+    return ("invariant", *(engine.providers or registry.default_order()))
 
 
 def _device(planned: Planned) -> torch.device:
@@ -121,23 +167,21 @@ def _load(planned: Planned, progress: LoadProgress) -> Model:
     return model
 
 
-def _measured(planned: Planned, model: Model, progress: LoadProgress) -> Planned:
+def _measured(planned: Planned, model: Model, progress: LoadProgress) -> tuple[Planned, StepCost]:
     """The plan once more, with what a step really takes of the device. Raises ModelLoadError when it does not fit."""
     progress("warming up", 0, 2)
     device, resolved = _device(planned), planned.resolved
-    weights_bytes = torch.cuda.memory_allocated(device)
-    transient_bytes = measure_transient_bytes(
-        model,
-        planned.specs,
-        step_tokens=min(resolved.step_tokens, planned.plan.context_tokens),
-        max_rows=resolved.max_rows,
-        kv_dtype=_kv_dtype(planned),
-        device=device,
+    weights_bytes = planned.plan.weights_bytes if resolved.is_cpu else torch.cuda.memory_allocated(device)
+    trial = StepTrial(
+        model, planned.specs, max_samples=max_samples(resolved), kv_dtype=_kv_dtype(planned), device=device
     )
-    torch.cuda.empty_cache()
-    measured = planned.measured(weights_bytes=weights_bytes, transient_bytes=transient_bytes)
-    require_fit(measured)
-    return measured
+    cost = trial.measure(min(resolved.step_tokens, planned.plan.context_tokens))
+    if not resolved.is_cpu:
+        torch.cuda.empty_cache()
+    if cost.transient_bytes is not None:
+        planned = planned.measured(weights_bytes=weights_bytes, transient_bytes=cost.transient_bytes)
+        require_fit(planned)
+    return planned, cost
 
 
 def _num_blocks(planned: Planned) -> tuple[int, ...]:
@@ -159,7 +203,7 @@ def _runner(
     model: Model,
     cache: CacheStorage,
     checkpoints: CheckpointStorage | None,
-    grammars: RowGrammars,
+    grammars: RowGrammars | None,
 ) -> ModelRunner:
     batches, decodes = step_builders(
         model,
@@ -172,7 +216,8 @@ def _runner(
     return ModelRunner(model, cache, batches, decodes, checkpoints, grammars)
 
 
-def _limits(planned: Planned) -> SchedulerLimits:
+def scheduler_limits(planned: Planned) -> SchedulerLimits:
+    """What the scheduler of a planned engine works with."""
     memory, resolved = planned.plan, planned.resolved
     return SchedulerLimits(
         groups=attention_groups(planned.specs),
@@ -190,17 +235,16 @@ def _limits(planned: Planned) -> SchedulerLimits:
     )
 
 
-def _drafting(planned: Planned, scheduler: Scheduler, grammars: RowGrammars) -> Drafting:
+def _drafting(planned: Planned, scheduler: Scheduler, grammars: RowGrammars, runner: ModelRunner) -> Drafting:
     """Makes drafts, by default those that the options name. Raises OptionError for a source that cannot serve."""
-    refusal = RECURRENT if recurrent_bytes(planned.specs) is not None else None
-    sources = planned.engine.speculation
-    if sources and refusal is not None:
-        raise OptionError(f"speculation {','.join(sources)} is not available: {refusal}; leave it out")
     try:
-        default = read_speculation(sources)
+        default = read_speculation(planned.engine.speculation)
     except RequestError as error:
         raise OptionError(str(error)) from error
-    return Drafting(scheduler, time.monotonic, default=default, forced_ids=grammars.forced_ids, refusal=refusal)
+    head = HeadTerms(
+        refusal=planned.head.refusal, uncertified=planned.head.uncertified, failure=lambda: runner.draft_head_failure
+    )
+    return Drafting(scheduler, time.monotonic, default=default, forced_ids=grammars.forced_ids, head=head)
 
 
 def _disk_cache(planned: Planned, providers: list[str], scheduler: Scheduler, copies: HostCopies) -> DiskCache | None:

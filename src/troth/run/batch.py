@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from troth.contracts.cache_spec import AttentionSpec
 from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, Row
 from troth.contracts.plan import ON_DEVICE, StepPlan
 from troth.nn.batch import Batch, GroupTables
-from troth.ops.rows import Rows
+from troth.ops.rows import Rows, recall_tensor, refill_recalls
 from troth.run.draws import drawn_tokens
+
+_CPU: Final = torch.device("cpu")
 
 
 class BatchBuilder:
@@ -65,6 +68,9 @@ class BatchBuilder:
             max_new=max(plan.num_new),
             num_single=_leading_ones(plan.num_new),
             num_exact=plan.num_exact,
+            num_verifies=plan.num_verifies,
+            recalls=plan.recalls,
+            recall_R=recall_tensor(plan.recalls, len(plan.rows), _CPU) if plan.recalls else None,
         )
         return Batch(
             token_ids_T=self._token_ids(plan, numbers.row_T),
@@ -78,6 +84,7 @@ class BatchBuilder:
         """As ``build``, with tables of full width: a batch whose tensors can be refilled for any later context."""
         batch = self.build(plan)
         row_R = self._numbers(plan).row_R
+        batch.rows.recall_R = recall_tensor(plan.recalls, len(plan.rows), _CPU)
         for group, table in zip(batch.groups, self._tables, strict=True):
             group.block_table_RB = _tensor(table[row_R])
         return batch
@@ -106,6 +113,7 @@ class BatchBuilder:
                 token_ids[:] = plan.token_ids
             positions[:] = starts
             batch.rows.starts, batch.rows.rows = plan.starts, list(plan.rows)
+            refill_recalls(batch.rows, plan.recalls)
             np.add(starts, 1, out=context_len, casting="same_kind")
             row_ids[:] = rows
             blocks, offsets = np.divmod(starts, BLOCK_TOKENS)
@@ -133,6 +141,7 @@ class BatchBuilder:
             batch.token_ids_T.copy_(self._token_ids(plan, row_T))
             positions[:] = position_T
             batch.rows.starts, batch.rows.rows = plan.starts, list(plan.rows)
+            refill_recalls(batch.rows, plan.recalls)
             context_len[:] = starts + new_R
             row_ids[:] = rows
             blocks, offsets = np.divmod(position_T, BLOCK_TOKENS)
@@ -141,6 +150,12 @@ class BatchBuilder:
                 slots[:] = table[row_T, blocks] * BLOCK_TOKENS + offsets
 
         return refill
+
+    def tables(self, group: int, rows: Sequence[Row], row_T: Sequence[Row], position_T: Sequence[int]) -> GroupTables:
+        """Blocks of ``rows`` in one group, and the slots of tokens anywhere in them."""
+        table, position = self._tables[group], np.asarray(position_T)
+        slots_T = table[np.asarray(row_T), position // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS
+        return GroupTables(_tensor(table[np.asarray(rows)]), _tensor(slots_T + position % BLOCK_TOKENS))
 
     def note_sampled(self, rows: Sequence[Row], token_S: Tensor) -> None:
         """Remember the tokens just drawn, int64 [S], of these rows."""

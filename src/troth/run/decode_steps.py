@@ -43,7 +43,7 @@ def step_builders(
         return host, RecordedDecode(model, cache, host, cpu.recording) if fastest == ("cpu",) else None
     batches = DeviceBatches(groups, max_rows, context_tokens, device)
     graphs = DecodeGraphs(model, cache, batches, cuda_capture(), max_rows=max_rows, context_tokens=context_tokens)
-    if fastest != ("triton",):
+    if fastest not in (("triton",), ("invariant",)):
         # Others look at lengths on the host, which a capture would freeze.
         graphs.refusal = "decode steps are not captured: the op provider triton is not active"
     return batches, graphs

@@ -21,7 +21,7 @@ from troth.contracts.cache_spec import AttentionSpec
 from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, Row
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan
 from troth.nn.batch import Batch, GroupTables
-from troth.ops.rows import Rows
+from troth.ops.rows import Rows, recall_tensor
 from troth.run.draws import drawn_tokens
 
 ALIGNMENT: Final = 16
@@ -32,15 +32,15 @@ ALIGNMENT: Final = 16
 class DecodeInputs:
     """What a decode step of a fixed number of rows is refilled with; the rows behind the last one are padding."""
 
-    ids_3R: Tensor
-    """int64 [3, R] on the device: token ids (or ON_DEVICE), positions, rows."""
+    ids_4R: Tensor
+    """int64 [4, R] on the device: token ids (or ON_DEVICE), positions, rows, drafts to recall."""
     starts: list[int] = field(default_factory=list)
     """The positions as the host last filled them; providers that look at them cannot be replayed."""
 
     @property
     def num_rows(self) -> int:
         """Rows, padding included."""
-        return self.ids_3R.shape[1]
+        return self.ids_4R.shape[1]
 
 
 class DeviceBatches:
@@ -114,6 +114,9 @@ class DeviceBatches:
                 max_new=max(plan.num_new),
                 num_single=next((i for i, count in enumerate(plan.num_new) if count != 1), len(plan.num_new)),
                 num_exact=plan.num_exact,
+                num_verifies=plan.num_verifies,
+                recalls=plan.recalls,
+                recall_R=recall_tensor(plan.recalls, len(plan.rows), self._device) if plan.recalls else None,
             ),
             groups=self._groups(rows, rows_T, positions_T, blocks),
             sample_S=sample_S,
@@ -121,20 +124,21 @@ class DeviceBatches:
 
     def decode_inputs(self, num_rows: int) -> DecodeInputs:
         """Fresh inputs of so many rows, all padding."""
-        ids_3R = torch.zeros((3, _aligned(num_rows)), dtype=torch.int64, device=self._device)[:, :num_rows]
-        ids_3R[2] = self._pad_row
-        return DecodeInputs(ids_3R, [0] * num_rows)
+        ids_4R = torch.zeros((4, _aligned(num_rows)), dtype=torch.int64, device=self._device)[:, :num_rows]
+        ids_4R[2] = self._pad_row
+        return DecodeInputs(ids_4R, [0] * num_rows)
 
     def fill(self, inputs: DecodeInputs, plan: StepPlan) -> None:
         """Write a followed plan of decodes, no more than there are rows, into inputs."""
         count = len(plan.rows)
-        ids_3R = np.zeros((3, inputs.num_rows), dtype=np.int64)
-        ids_3R[0, :count], ids_3R[1, :count] = plan.token_ids, plan.starts
-        ids_3R[2] = self._pad_row
-        ids_3R[2, :count] = plan.rows
-        inputs.ids_3R.copy_(self._pinned(ids_3R), non_blocking=True)
-        inputs.starts[:] = ids_3R[1].tolist()
-        self._index_S, self._sampled_S = None, inputs.ids_3R[2, :count]
+        ids_4R = np.zeros((4, inputs.num_rows), dtype=np.int64)
+        ids_4R[0, :count], ids_4R[1, :count] = plan.token_ids, plan.starts
+        ids_4R[2] = self._pad_row
+        ids_4R[2, :count] = plan.rows
+        ids_4R[3, list(plan.recalls)] = list(plan.recalls.values())
+        inputs.ids_4R.copy_(self._pinned(ids_4R), non_blocking=True)
+        inputs.starts[:] = ids_4R[1].tolist()
+        self._index_S, self._sampled_S = None, inputs.ids_4R[2, :count]
         if NO_SAMPLE in plan.sample_steps:
             index_S = np.flatnonzero(np.asarray(plan.sample_steps) != NO_SAMPLE)
             self._index_S, self._sampled_S = self._put(index_S, np.asarray(plan.rows)[index_S])
@@ -144,7 +148,7 @@ class DeviceBatches:
 
         Padding is a token of a row without context, whose key goes nowhere.
         """
-        ids_R, positions_R, row_R = inputs.ids_3R
+        ids_R, positions_R, row_R, recall_R = inputs.ids_4R
         context_R = torch.where(row_R == self._pad_row, 0, positions_R + 1).int()
         count = inputs.num_rows
         return Batch(
@@ -160,6 +164,7 @@ class DeviceBatches:
                 max_new=1,
                 num_single=count,
                 num_exact=count,
+                recall_R=recall_R,
             ),
             groups=self._groups(row_R, row_R, positions_R, num_blocks),
             sample_S=torch.arange(count, device=self._device),
@@ -170,6 +175,13 @@ class DeviceBatches:
         if self._index_S is not None:
             return values_RV.index_select(0, self._index_S)
         return values_RV[: len(self._sampled_S)]
+
+    def tables(self, group: int, rows: Sequence[Row], row_T: Sequence[Row], position_T: Sequence[int]) -> GroupTables:
+        """Blocks of ``rows`` in one group, and the slots of tokens anywhere in them."""
+        row_R, rows_T, positions_T = self._put(*(np.asarray(ids, dtype=np.int64) for ids in (rows, row_T, position_T)))
+        table_PB = self._table_GPB[group]
+        slots_T = table_PB[rows_T, positions_T // BLOCK_TOKENS].long() * BLOCK_TOKENS + positions_T % BLOCK_TOKENS
+        return GroupTables(table_PB.index_select(0, row_R), slots_T)
 
     def note_sampled(self, rows: Sequence[Row], token_S: Tensor) -> None:
         """Remember the tokens just drawn, int64 [S] on the device, of the step that was built last."""

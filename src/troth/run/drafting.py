@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
 
 from troth.contracts.names import NO_ROW, RequestId, Row
 from troth.contracts.plan import StepPlan
@@ -25,14 +24,13 @@ from troth.contracts.speculation import (
 from troth.draft.drafter import Drafter
 from troth.draft.external import ExternalSource
 from troth.draft.forced import GrammarSource
+from troth.draft.head import NO_HEAD, HeadSource, HeadTerms
 from troth.draft.ngram import NgramSource
 from troth.draft.tally import DraftTally
 from troth.draft.worth import Worth
 from troth.errors import CapabilityUnavailable
 from troth.schedule.request_state import RequestState
 from troth.schedule.scheduler import RowOutcome, Scheduler
-
-RECURRENT: Final = "this model keeps recurrent state, which cannot go back over rejected drafts"
 
 
 class Drafting:
@@ -43,7 +41,7 @@ class Drafting:
         clock: seconds.
         default: for requests that say nothing; None: no drafts.
         forced_ids: what a row's grammar lets come next and nothing else; None: no request may have a grammar.
-        refusal: why nothing can be drafted for this model; None: it can.
+        head: what there is for the source mtp.
     """
 
     def __init__(
@@ -53,14 +51,16 @@ class Drafting:
         *,
         default: Speculation | None = None,
         forced_ids: Callable[[Row], Sequence[int]] | None = None,
-        refusal: str | None = None,
+        head: HeadTerms = NO_HEAD,
     ) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._default = default
         self._forced_ids = forced_ids
-        self._refusal = refusal
-        self._worth = Worth()
+        self._head = head
+        # Looking drafts up costs next to nothing, making them is part of the step: their costs are not each other's.
+        found, made = Worth(), Worth()
+        self._worths: dict[DraftSourceName, Worth] = {name: made if name == "mtp" else found for name in DRAFT_SOURCES}
         self._drafters: dict[RequestId, Drafter] = {}
         self._num_drafting = 1
         """Rows that had drafts in the last step that had any."""
@@ -80,12 +80,12 @@ class Drafting:
         named = request.speculation is not None and not request.speculation.predicted_ids
         sources: list[DraftSource] = []
         for name in (name for name in DRAFT_SOURCES if name in wanted.sources):
-            refusal = self._refusal or self._why_not(name, request, wanted)
+            refusal = self._why_not(name, request, wanted)
             if refusal is None:
                 sources.append(self._source(name, request, wanted))
             elif named:
                 raise CapabilityUnavailable(f"speculation {name}", refusal, param="speculation")
-        return Drafter(wanted, sources, self._worth, self._refusal)
+        return Drafter(wanted, sources, self._worths, self._head)
 
     def begin(self, request_id: RequestId, drafter: Drafter) -> None:
         """Draft for a request that the scheduler took, until it ends."""
@@ -98,7 +98,7 @@ class Drafting:
 
     def totals(self) -> SpeculationStats:
         """What became of all drafts."""
-        return self._totals.stats(self._refusal)
+        return self._totals.stats()
 
     def propose(self, *, is_idle: bool) -> None:
         """Make drafts for the step to be planned; ``is_idle``: none is under way."""
@@ -126,22 +126,28 @@ class Drafting:
             return
         ended_s = self._clock()
         seconds, self._began_s = ended_s - self._began_s, ended_s
-        num_accepted = 0
+        num_accepted, names = 0, set[DraftSourceName]()
         for outcome in outcomes:
             drafter = self._drafters.get(outcome.request_id)
             if outcome.num_drafted and drafter is not None:
                 source = drafter.note(outcome.num_drafted, outcome.num_accepted)
                 self._totals.note(source, outcome.num_drafted, outcome.num_accepted)
                 num_accepted += outcome.num_accepted
+                names.add(source)
         num_rows = plan.num_decodes + plan.num_verifies
         if num_rows == len(plan.rows):
-            self._worth.note_step(num_rows, plan.num_exact - num_rows, num_accepted, seconds)
+            # A step of both kinds costs what the dearer one does.
+            worths = [self._worths["mtp"]] if "mtp" in names else [self._worths["ngram"]]
+            for worth in worths if names else {*self._worths.values()}:
+                worth.note_step(num_rows, plan.num_exact - num_rows, num_accepted, seconds)
 
     def _why_not(self, name: DraftSourceName, request: Request, wanted: Speculation) -> str | None:
         if name == "grammar" and request.grammar is None:
             return "the request has no grammar"
         if name == "external" and not wanted.predicted_ids:
             return "the request predicts no text"
+        if name == "mtp":
+            return self._head.refusal or self._head.failure()
         return None
 
     def _source(self, name: DraftSourceName, request: Request, wanted: Speculation) -> DraftSource:
@@ -149,6 +155,8 @@ class Drafting:
             return ExternalSource(wanted.predicted_ids)
         if name == "grammar":
             return GrammarSource(partial(self._forced, request.request_id))
+        if name == "mtp":
+            return HeadSource(self._head)
         return NgramSource()
 
     def _forced(self, request_id: RequestId) -> Sequence[int]:

@@ -18,11 +18,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from troth.cache.row_states import RowStates
 from troth.cache.storage import CacheStorage
 from troth.contracts.names import BLOCK_TOKENS
 from troth.contracts.plan import StepPlan
 from troth.models.family import Model
 from troth.run.device_batch import DecodeInputs, DeviceBatches
+from troth.run.recorded import Record
 
 _log = logging.getLogger("troth")
 
@@ -42,6 +44,7 @@ class _Captured:
     inputs: DecodeInputs
     replay: Callable[[], None]
     logits_RV: Tensor
+    hidden_RD: Tensor
 
 
 class DecodeGraphs:
@@ -73,11 +76,11 @@ class DecodeGraphs:
         self._row_counts = row_counts(max_rows)
         self._widths = table_widths(-(-context_tokens // BLOCK_TOKENS))
         self._captured: dict[tuple[int, int], _Captured] = {}
-        # Capturing and proving computes a step three times: harmless for keys and values, not for a state.
-        self.refusal: str | None = "decode steps are not captured: this model keeps recurrent state"
+        self.record: Record | None = None
+        self.hidden_TD: Tensor | None = None
+        """Final hidden states of every token of the step that was computed last; overwritten like its logits."""
+        self.refusal: str | None = None
         """Why steps are not captured; None while they are."""
-        if not cache.states:
-            self.refusal = None
 
     def logits(self, plan: StepPlan) -> Tensor | None:
         """float32 [sampled rows, V] of a followed plan of decodes alone; None for any other plan, or when refused.
@@ -96,6 +99,7 @@ class DecodeGraphs:
         else:
             self._batches.fill(captured.inputs, plan)
             captured.replay()
+        self.hidden_TD = captured.hidden_RD[:count]
         return self._batches.sampled(captured.logits_RV)
 
     def _make(self, plan: StepPlan, rows: int, width: int) -> _Captured:
@@ -104,13 +108,21 @@ class DecodeGraphs:
         inputs = self._batches.decode_inputs(rows)
         self._batches.fill(inputs, plan)
 
-        def step() -> Tensor:
-            batch = self._batches.decode_batch(inputs, width)
-            return self._model.logits(self._model.forward(batch, self._cache))
+        hidden_RD = torch.empty(0)
 
+        def step() -> Tensor:
+            nonlocal hidden_RD
+            batch = self._batches.decode_batch(inputs, width)
+            hidden_RD = self._model.forward(batch, self._cache)
+            return self._model.logits(hidden_RD)
+
+        before = RowStates(self._cache, plan.rows)
         ordinary_RV = step()[: len(plan.rows)]
+        after = RowStates(self._cache, plan.rows)
+        before.put_back()
         replay, logits_RV = self._capture(step)
-        captured = _Captured(inputs, replay, logits_RV)
+        # Of the captured run, the last: overwritten by every replay.
+        captured = _Captured(inputs, replay, logits_RV, hidden_RD)
         logits_RV.fill_(torch.nan)
         replay()
         # The same kernels on the same numbers; room is left for libraries that sum in no fixed order.
@@ -119,6 +131,7 @@ class DecodeGraphs:
         else:
             self.refusal = "decode steps are not captured: a replay did not compute what the step did"
             logits_RV[: len(plan.rows)] = ordinary_RV
+            after.put_back()
         _log.info(
             "captured decode of %d rows, contexts up to %d tokens: %.3f s",
             rows,

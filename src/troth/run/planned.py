@@ -21,6 +21,7 @@ from troth.contracts.memory_plan import MemoryPlan
 from troth.errors import ModelLoadError
 from troth.models.registry import Recognised, recognise
 from troth.ops.impl import cpu
+from troth.run.head_decision import WITHOUT_HEAD, HeadDecision
 from troth.schedule.sizing import CACHE_SHARE, GPU_CACHE_SHARE, Demand, plan_memory
 
 MIN_SAMPLES: Final = 64
@@ -38,6 +39,8 @@ class Planned:
     engine: EngineOptions
     facts: MachineFacts
     """What the machine had to offer when this was decided."""
+    head: HeadDecision = WITHOUT_HEAD
+    """Whether the draft head is loaded; ``recognised`` has it then."""
 
     @property
     def name(self) -> str:
@@ -50,7 +53,7 @@ class Planned:
         return _cache_specs(self.recognised, self.resolved)
 
     def measured(self, *, weights_bytes: int, transient_bytes: int) -> Planned:
-        """The same once the device was asked what the weights and a step really take of it."""
+        """The same once it is known what the weights and a step really take."""
         memory = _memory_plan(
             self.recognised,
             self.resolved,
@@ -59,17 +62,26 @@ class Planned:
             weights_bytes=weights_bytes,
             transient_bytes=transient_bytes,
         )
-        return replace(self, plan=replace(memory, disk_cache=self.plan.disk_cache))
+        decisions = (*memory.decisions, f"workspace {transient_bytes} bytes: measured")
+        return replace(self, plan=replace(memory, decisions=decisions, disk_cache=self.plan.disk_cache))
 
 
-def plan_model(artifact: Artifact, model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> Planned:
-    """Decide everything that loading a model needs decided.
+def plan_model(
+    artifact: Artifact,
+    model: ModelOptions,
+    engine: EngineOptions,
+    facts: MachineFacts,
+    head: HeadDecision = WITHOUT_HEAD,
+) -> Planned:
+    """Decide everything else that loading a model needs decided.
 
     Raises:
         ModelLoadError: the architecture or its config is not supported.
         OptionError: an option cannot be honoured.
     """
     recognised = recognise(artifact)
+    if head.refusal is None:
+        recognised = recognised.with_draft_head()
     resolved = resolve(model, engine, facts)
     memory = _memory_plan(
         recognised,
@@ -79,7 +91,9 @@ def plan_model(artifact: Artifact, model: ModelOptions, engine: EngineOptions, f
         weights_bytes=_weights_bytes(artifact, resolved, engine),
         transient_bytes=_transient_bytes(recognised, resolved),
     )
-    return Planned(recognised=recognised, resolved=resolved, plan=memory, model=model, engine=engine, facts=facts)
+    return Planned(
+        recognised=recognised, resolved=resolved, plan=memory, model=model, engine=engine, facts=facts, head=head
+    )
 
 
 def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> str:
@@ -90,11 +104,12 @@ def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> s
         providers: names of the active op providers; numbers that others computed are not taken for theirs.
     """
     resolved = planned.resolved
+    with_head = "" if planned.head.refusal is not None else " with draft head"
     return cache_namespace(
         artifact=artifact,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
-        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}",
+        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}{with_head}",
     )
 
 
@@ -113,7 +128,7 @@ def require_fit(planned: Planned) -> None:
     if memory.fits:
         return
     nearest = nearest_plan(
-        lambda model, engine: plan_model(artifact, model, engine, planned.facts).plan,
+        lambda model, engine: plan_model(artifact, model, engine, planned.facts, planned.head).plan,
         memory,
         planned.model,
         planned.engine,

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from troth.cache.row_states import RowStates
 from troth.cache.storage import CacheStorage
 from troth.contracts.plan import NO_SAMPLE, StepPlan
 from troth.models.family import Model
@@ -49,6 +50,7 @@ class _Recorded:
     refill: Callable[[StepPlan], None]
     recording: Recording
     logits_RV: Tensor
+    hidden_TD: Tensor
 
 
 class RecordedDecode:
@@ -65,16 +67,15 @@ class RecordedDecode:
         self._model = model
         self._cache = cache
         self._batches = batches
-        self._record = record
+        self.record: Record | None = record
         self._by_rows: dict[int, _Recorded] = {}
         self._by_widths: dict[tuple[int, ...], _Recorded] = {}
         """Of steps with drafts, by the tokens of each row."""
         self._seen: Counter[tuple[int, ...]] = Counter()
-        # Making and proving a recording computes one step three times: harmless for keys and values, not for a state.
-        self.refusal: str | None = "decode steps are not recorded: this model keeps recurrent state"
+        self.hidden_TD: Tensor | None = None
+        """Final hidden states of every token of the step that was computed last; overwritten like its logits."""
+        self.refusal: str | None = None
         """Why steps are not recorded; None while they are."""
-        if not cache.states:
-            self.refusal = None
 
     def logits(self, plan: StepPlan) -> Tensor | None:
         """float32 [S, V] of a followed plan whose rows all continue answers; None for any other plan, or when refused.
@@ -89,6 +90,7 @@ class RecordedDecode:
             return None if plan.num_verifies and not self._comes_again(plan) else self._make(plan)
         recorded.refill(plan)
         recorded.recording.run()
+        self.hidden_TD = recorded.hidden_TD
         return recorded.logits_RV
 
     def _comes_again(self, plan: StepPlan) -> bool:
@@ -100,19 +102,28 @@ class RecordedDecode:
         return self._seen[widths] >= SIGHTINGS
 
     def _make(self, plan: StepPlan) -> Tensor:
+        record = self.record
+        assert record is not None
         batch = self._batches.build_whole(plan)
-        ordinary_RV = self._model.logits(self._model.forward(batch, self._cache)).clone()
-        with self._record() as recording:
-            logits_RV = self._model.logits(self._model.forward(batch, self._cache))
+        before = RowStates(self._cache, plan.rows)
+        self.hidden_TD = self._model.forward(batch, self._cache)
+        ordinary_RV = self._model.logits(self.hidden_TD).clone()
+        after = RowStates(self._cache, plan.rows)
+        before.put_back()
+        with record() as recording:
+            hidden_TD = self._model.forward(batch, self._cache)
+            logits_RV = self._model.logits(hidden_TD)
         recording.spoil()
+        before.put_back()
         recording.run()
         # The same operations in the same order: not close, equal.
-        if torch.equal(logits_RV, ordinary_RV):
-            made = _Recorded(self._batches.refiller(batch), recording, logits_RV)
+        if torch.equal(logits_RV, ordinary_RV) and after.are_back():
+            made = _Recorded(self._batches.refiller(batch), recording, logits_RV, hidden_TD)
             if plan.num_verifies:
                 self._by_widths[tuple(plan.num_new)] = made
             else:
                 self._by_rows[len(plan.rows)] = made
         else:
             self.refusal = "decode steps are not recorded: this model computes outside the recording ops"
+            after.put_back()
         return ordinary_RV

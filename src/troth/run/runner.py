@@ -20,10 +20,12 @@ from troth.contracts.names import Row
 from troth.contracts.plan import StepPlan, StepResult, TokenLogprobs
 from troth.errors import DeviceError, DeviceLost, OutOfMemory
 from troth.models.family import Model
-from troth.nn.batch import Batch, Wanted
+from troth.nn.batch import Batch, GroupTables, Wanted
 from troth.run.draws import DrawPlaces, confirmed, draw_places, drawn_tokens
 from troth.run.grammar import RowGrammars
+from troth.run.head_drafts import HeadDrafts, Watch
 from troth.run.readback import NOT_FINITE
+from troth.run.recorded import Record
 from troth.run.sampler import Sampled, Sampler, token_logprobs
 
 _log = logging.getLogger(__name__)
@@ -77,6 +79,9 @@ class Batches(Protocol):
     def build(self, plan: StepPlan) -> Batch:
         """A followed plan in fresh tensors."""
 
+    def tables(self, group: int, rows: Sequence[Row], row_T: Sequence[Row], position_T: Sequence[int]) -> GroupTables:
+        """Blocks of ``rows`` in one group, and the slots of tokens anywhere in them."""
+
     def note_sampled(self, rows: Sequence[Row], token_S: Tensor) -> None:
         """Remember the tokens, int64 [S], drawn for these rows in the step that was built last."""
 
@@ -86,6 +91,10 @@ class DecodeSteps(Protocol):
 
     refusal: str | None
     """Why it does not, in words; None while it does."""
+    record: Record | None
+    """Makes recordings of other operations; None: nothing does."""
+    hidden_TD: Tensor | None
+    """Final hidden states of every token of the step that ``logits`` computed last; overwritten by a later step."""
 
     def logits(self, plan: StepPlan) -> Tensor | None:
         """float32 [S, V] of the sampled rows of a followed plan; None when it is to be computed in the ordinary way.
@@ -122,11 +131,26 @@ class ModelRunner:
         self._checkpoints = checkpoints
         self._grammars = grammars
         self._sampler = Sampler(grammars, batches.last_token)
+        self._head: HeadDrafts | None = None
+        if model.draft_head is not None:
+            record = recorded.record if recorded is not None else None
+            self._head = HeadDrafts(model, cache, batches, self._sampler, record)
 
     @property
     def downgrades(self) -> tuple[str, ...]:
         """What this runner could not do the fast way, in words."""
-        return (self._recorded.refusal,) if self._recorded is not None and self._recorded.refusal else ()
+        slow = (self._recorded.refusal,) if self._recorded is not None and self._recorded.refusal else ()
+        return slow + ((self.draft_head_failure,) if self.draft_head_failure is not None else ())
+
+    @property
+    def draft_head_failure(self) -> str | None:
+        """Why the model's draft head makes no drafts any more; None: it does, or there is none."""
+        return self._head.failure if self._head is not None else None
+
+    def watch_drafts(self, watch: Watch) -> None:
+        """Have somebody told the logits of what the draft head drafts."""
+        assert self._head is not None, "there is no draft head"
+        self._head.watch = watch
 
     def launch(self, plan: StepPlan) -> _LaunchedStep:
         """As contracts.ports.StepRunner."""
@@ -135,6 +159,9 @@ class ModelRunner:
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> _LaunchedStep:
         self._batches.follow(plan)
+        if self._head is not None:
+            self._head.follow(plan)
+            plan = self._head.fill(plan)
         self._sampler.follow(plan)
         if self._checkpoints is not None and plan.restores:
             self._checkpoints.restore(plan.restores)
@@ -144,18 +171,22 @@ class ModelRunner:
             batch = self._batches.build(plan)
             drawn = drawn_tokens(plan)
             wants_all = any(self._sampler.prompt_logprobs_of(row) is not None for row in plan.rows)
-            if len(drawn) < plan.num_tokens and not wants_all:
+            if len(drawn) < plan.num_tokens and not wants_all and self._head is None:
                 # A step that draws nothing keeps one position: no op takes none.
                 index_S = batch.sample_S if drawn else torch.zeros_like(batch.positions_T[:1])
                 batch.wanted = Wanted(index_S, sum(1 for token in drawn if token < plan.num_exact))
             hidden_TD = self._model.forward(batch, self._cache)
             self._save(plan)
+            if self._head is not None:
+                self._head.note(plan, hidden_TD)
             if wants_all:
                 prompt_logprobs = self._prompt_logprobs(plan, hidden_TD)
             if drawn:
                 logits_SV = self._model.logits(hidden_TD if batch.wanted is not None else hidden_TD[batch.sample_S])
         else:
             self._save(plan)
+            if self._head is not None and self._recorded is not None and self._recorded.hidden_TD is not None:
+                self._head.note(plan, self._recorded.hidden_TD)
         places = draw_places(plan)
         if not places.rows or logits_SV is None:
             return _LaunchedStep(plan, places, None, prompt_logprobs)
@@ -166,6 +197,7 @@ class ModelRunner:
     def close(self) -> None:
         """Drop the weights and caches."""
         del self._model, self._cache, self._batches
+        self._head = None
         self._recorded = self._checkpoints = None
         if self._grammars is not None:
             self._grammars.close()

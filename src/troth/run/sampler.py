@@ -70,6 +70,8 @@ class Sampler:
         self._drawn: list[_RowSampling] = []
         """Whose parameters ``_draws`` holds."""
         self._draws: Draws | None = None
+        self._greedy: dict[int, Draws] = {}
+        """By number of rows: for guesses, several to a step."""
 
     def follow(self, plan: StepPlan) -> None:
         """Take in the rows a plan releases and admits, and count the output tokens it feeds."""
@@ -144,6 +146,26 @@ class Sampler:
             keys = [as_int64(step_key(state.params.seed, step)) for state, step in sampled]
             self._draws.key_R = to_device(torch.tensor(keys, dtype=torch.int64), device)
         return self._draws
+
+    def guess(self, logits_RV: Tensor, rows: Sequence[Row], steps: Sequence[int]) -> Tensor:
+        """Draw for drafts, int64 [R], with the noise that output token ``steps`` of the rows will be drawn with.
+
+        Penalties, biases and grammars are left out: a guess need not be right.
+
+        Args:
+            logits_RV: float32, changed in place.
+            rows: in the batch.
+            steps: of each row.
+        """
+        params = [self._rows[row].params for row in rows]
+        if all(one.is_greedy for one in params):
+            greedy = self._greedy.get(len(params)) or _parameters(params, logits_RV.device)
+            self._greedy[len(params)] = greedy
+            return sample(logits_RV, greedy)
+        draws = _parameters(params, logits_RV.device)
+        keys = [as_int64(step_key(one.seed, step)) for one, step in zip(params, steps, strict=True)]
+        draws.key_R = to_device(torch.tensor(keys, dtype=torch.int64), logits_RV.device)
+        return sample(logits_RV, draws)
 
     def prompt_logprobs_of(self, row: Row) -> int | None:
         """How many alternatives the row wants beside each prompt token; None: it does not ask."""

@@ -152,6 +152,7 @@ def plan_to_json(plan: StepPlan | None) -> dict[str, Any] | None:
     values["admissions"] = [[a.row, a.request.request_id, a.output_ids, a.num_cached_tokens] for a in plan.admissions]
     values["block_updates"] = [[u.row, u.group, u.first_index, u.block_ids] for u in plan.block_updates]
     values["restores"] = [[copy.row, copy.checkpoint_id] for copy in plan.restores]
+    values["recalls"] = [[index, count] for index, count in plan.recalls.items()]
     values["saves"] = [[copy.row, copy.checkpoint_id] for copy in plan.saves]
     return values
 

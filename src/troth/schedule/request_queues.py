@@ -121,7 +121,7 @@ class RequestQueues:
         self.num_preemptions += 1
         self._leave_row(state)
         state.status = WAITING
-        state.num_computed = state.num_done = 0
+        state.num_computed = state.num_done = state.num_recalled = 0
         state.epoch += 1
         self.enqueue(state)
 

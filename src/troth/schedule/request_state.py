@@ -50,6 +50,7 @@ class RequestState:
         "num_dropped",
         "num_pending",
         "num_prompt",
+        "num_recalled",
         "prefix",
         "publish_at",
         "request",
@@ -73,6 +74,8 @@ class RequestState:
         self.num_computed = 0
         self.num_done = 0
         self.num_cached = 0
+        self.num_recalled = 0
+        """Computed tokens at the end that recurrent states have not taken in: right drafts of the row's last step."""
         self.row = NO_ROW
         self.tables: list[BlockTable] = []
         self.prefix: RowPrefix | None = None

@@ -26,6 +26,10 @@ ANSWER_BLOCKS: Final = 8
 """Blocks of an answer are published so many at a time: hardly anybody shares them before it ends, and one at a time
 they cost some 12 us each, of which a step of 256 rows completes 16 on average.
 """
+TAIL_TOKENS: Final = 64
+"""Drafts of an answer stop before a block edge where its last checkpoint is so far behind: one is taken where a step
+ends, and steps with drafts hardly ever end at an edge. Some 2 % of them are cut, and a next turn computes so many
+tokens again at most."""
 
 
 class RowPrefix:
@@ -38,7 +42,17 @@ class RowPrefix:
         interval_tokens: distance of further checkpoints.
     """
 
-    __slots__ = ("_ends", "_index", "_interval", "_num_kept", "_num_prompt", "_pending", "_place", "_tail")
+    __slots__ = (
+        "_ends",
+        "_index",
+        "_interval",
+        "_num_kept",
+        "_num_prompt",
+        "_num_saved",
+        "_pending",
+        "_place",
+        "_tail",
+    )
 
     def __init__(self, index: PrefixIndex, place: PrefixPlace, request: Request, interval_tokens: int) -> None:
         self._index = index
@@ -47,6 +61,8 @@ class RowPrefix:
         self._interval = interval_tokens
         self._num_prompt = len(request.prompt_ids)
         self._num_kept = bisect_right(self._ends, place.node.depth * BLOCK_TOKENS)
+        self._num_saved = place.node.depth * BLOCK_TOKENS
+        """Tokens behind which a state was saved last, or would have been with more room."""
         self._pending: deque[tuple[int, CheckpointId]] = deque()
         self._tail: PrefixNode | None = None
         """Where the row's own latest checkpoint hangs, if only the row knows of it."""
@@ -89,6 +105,10 @@ class RowPrefix:
         at = min(wanted)
         return at if at < num_tokens else None
 
+    def misses_state(self, position: int) -> bool:
+        """Whether the state after ``position`` tokens of an answer, a block edge, is worth a step of its own."""
+        return self.is_open and position - self._num_saved >= TAIL_TOKENS
+
     def save(self, position: int) -> CheckpointId | None:
         """A checkpoint for the state after ``position`` tokens, a block edge; None when there is no room.
 
@@ -96,6 +116,7 @@ class RowPrefix:
         """
         if not self.is_open:
             return None
+        self._num_saved = position
         checkpoint_id = self._index.take_checkpoint()
         if checkpoint_id is not None:
             self._pending.append((position, checkpoint_id))

@@ -170,6 +170,9 @@ class Scheduler:
             return False
         if num_emitted is not None:
             del state.token_ids[state.num_prompt + num_emitted :]
+            # The token at which a consumer ends is never committed, even where it was a draft that was fed already.
+            last = len(state.token_ids) - 1 if num_emitted else len(state.token_ids)
+            state.num_done = min(state.num_done, last)
         self._end(state, failed=False)
         return True
 
@@ -182,8 +185,10 @@ class Scheduler:
         state = self._states[request_id]
         if num_emitted is not None:
             del state.token_ids[state.num_prompt + num_emitted :]
-            state.num_computed = min(state.num_computed, len(state.token_ids))
-            state.num_done = min(state.num_done, state.num_computed)
+            num_known = min(state.num_computed, len(state.token_ids))
+            state.num_recalled = max(0, state.num_recalled - (state.num_computed - num_known))
+            state.num_computed = num_known
+            state.num_done = min(state.num_done, num_known)
         self._ending = [(one, reason) for one, reason in self._ending if one is not state]
         if state.num_pending > 1:
             self._queues.preempt(state)  # the second sample's step was fed the first one, which never was
@@ -211,7 +216,6 @@ class Scheduler:
         state = self._states.get(request_id)
         if state is None:
             return
-        assert self.limits.num_checkpoints is None, "recurrent state cannot go back over rejected drafts"
         if token_ids is None:
             assert not self._verifies(state), f"{request_id}: how many of its drafts are right is not known yet"
             self._planning.drafting.pop(state, None)
@@ -305,6 +309,8 @@ class Scheduler:
                     num_fed = max(0, len(outcome.token_ids) - 1)
                     state.num_computed += num_fed
                     state.num_done += num_fed
+                    if self.limits.num_checkpoints is not None:
+                        state.num_recalled = num_fed
             if i in result.logprobs:
                 outcome.logprobs = result.logprobs[i][: len(outcome.token_ids)]
             if i in result.prompt_logprobs:

@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from troth.contracts.cache_spec import AttentionSpec, CacheSpec, attention_groups, recurrent_bytes
+from troth.contracts.cache_spec import (
+    AttentionSpec,
+    CacheSpec,
+    attention_groups,
+    head_bytes,
+    recurrent_bytes,
+    trail_bytes,
+)
 from troth.contracts.memory_plan import GroupPlan, MemoryPlan
 from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OptionError
@@ -54,7 +61,7 @@ def plan_memory(demand: Demand) -> MemoryPlan:
     context = _wanted_context(demand, decisions)
     groups = attention_groups(demand.specs)
     per_state = recurrent_bytes(demand.specs)
-    state_bytes = demand.max_rows * (per_state or 0)
+    state_bytes = demand.max_rows * ((per_state or 0) + trail_bytes(demand.specs) + head_bytes(demand.specs))
     budget, num_checkpoints = _shares(demand, state_bytes, context, decisions)
     tokens = _cached_tokens(groups, budget, demand, context, decisions)
     if groups and tokens < context:

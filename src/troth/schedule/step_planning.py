@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from troth.contracts.cache_spec import TRAIL_TOKENS
 from troth.contracts.names import BLOCK_TOKENS
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, CheckpointCopy, StepPlan
 from troth.contracts.prefill import next_prefill_step
@@ -84,6 +85,8 @@ class StepPlanning:
         """The row's drafts, as far as answer and blocks have room for them: nobody loses blocks to a guess."""
         drafts, position = self.drafting[state], state.num_computed
         drafts = drafts[: state.max_tokens - state.num_output - 1] if state.status is RUNNING else ()
+        if self._saves_states:
+            drafts = drafts[: _most_drafts(state)]
         if not drafts:
             return ()
         updates = self._supply.grow(state, position + 1 + len(drafts))
@@ -108,6 +111,8 @@ class StepPlanning:
             plan.num_new[-1] += len(drafts)
             plan.num_draft[-1] = len(drafts)
             plan.num_verifies += bool(drafts)
+            if self._saves_states and (position + 1) % BLOCK_TOKENS == 0:
+                self._plan_save(plan, state)
         plan.num_decodes = len(plan.rows) - plan.num_verifies
         for state in self.drafting:
             self.drafting[state] = ()
@@ -167,6 +172,9 @@ class StepPlanning:
 
     def _append(self, plan: StepPlan, state: RequestState, num_new: int) -> None:
         """Put a row's share into the plan, all but its token ids, and count it as computed."""
+        if state.num_recalled:
+            plan.recalls[len(plan.rows)] = state.num_recalled
+            state.num_recalled = 0
         plan.rows.append(state.row)
         plan.request_ids.append(state.request_id)
         plan.starts.append(state.num_computed)
@@ -181,3 +189,12 @@ class StepPlanning:
         else:
             plan.sample_steps.append(NO_SAMPLE)
         self._planned.append(state)
+
+
+def _most_drafts(state: RequestState) -> int:
+    """Drafts that a row with recurrent states may feed: as many as it can recall, and none across a missed state."""
+    num_fed = state.num_computed + 1
+    edge = (num_fed // BLOCK_TOKENS + 1) * BLOCK_TOKENS
+    if state.prefix is not None and state.prefix.misses_state(edge):
+        return min(TRAIL_TOKENS, edge - 1 - num_fed)  # so that a later step's own token completes the block
+    return TRAIL_TOKENS

@@ -56,6 +56,7 @@ def speculation_object(completed: Sequence[Completed]) -> dict[str, Any]:
             "accepted_by_depth": [sum(rounds) for rounds in depths],
             "sources": sorted({name for one in stats for name in one.num_drafted_by_source}),
             "disabled_reason": reasons[0] if reasons else None,
+            "uncertified": any(one.uncertified for one in stats),
         }
     }
 

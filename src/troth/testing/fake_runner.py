@@ -3,7 +3,8 @@
 The next token of a row is a function of every token read through the row's block tables (for window groups,
 of the last ``window`` ones). A wrong block table, a lost block or a block with two owners therefore changes
 the answer, which makes this the strictest test a scheduler can get without tensors. With ``recurrent`` each row
-also has a state, a hash of every token fed since position 0, which checkpoints save and restore.
+also has a state, a hash of every token fed since position 0, which checkpoints save and restore; drafts are no part of
+it before a plan recalls them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from troth.contracts.cache_spec import AttentionSpec
+from troth.contracts.cache_spec import TRAIL_TOKENS, AttentionSpec
 from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, BlockId, CheckpointId, Row
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan, StepResult
 from troth.contracts.request import Request
@@ -85,7 +86,9 @@ class FakeRunner:
         self._last_token: dict[Row, int] = {}
         self._recurrent = recurrent
         self._states: dict[Row, tuple[int, int]] = {}
-        """Row -> (tokens fed, hash of them)."""
+        """Row -> (tokens fed, hash of them), the drafts of its last step aside."""
+        self._trails: dict[Row, list[int]] = {}
+        """Row -> those drafts."""
         self._checkpoints: dict[CheckpointId, tuple[int, int]] = {}
 
     def launch(self, plan: StepPlan) -> _FakeStep:
@@ -105,7 +108,8 @@ class FakeRunner:
             for group in range(len(self.groups)):
                 self._write(row, group, start, fed)
             if self._recurrent:
-                self._feed(row, start, fed)
+                self._recall(row, plan.recalls.get(i, 0))
+                self._feed(row, start, fed, plan.num_draft[i])
             if plan.sample_steps[i] == NO_SAMPLE:
                 answers.append([])
                 continue
@@ -122,7 +126,7 @@ class FakeRunner:
         for count, draft in enumerate([*drafts, None]):
             seen = [self._read(row, group, num_tokens - len(drafts) + count) for group in range(len(self.groups))]
             if self._recurrent:
-                seen.append([self._states[row][1]])
+                seen.append([_state_after(drafts[:count], self._states[row][1])])
             answer.append(_next_token(request, seen, step + count, self.vocab_size, length))
             if answer[-1] != draft:
                 break
@@ -156,10 +160,19 @@ class FakeRunner:
         for copy in plan.restores:
             self._states[copy.row] = self._checkpoints[copy.checkpoint_id]
 
-    def _feed(self, row: Row, start: int, token_ids: list[int]) -> None:
+    def _recall(self, row: Row, count: int) -> None:
+        drafts = self._trails.pop(row, [])
+        assert count <= len(drafts), f"row {row} recalls {count} drafts of {len(drafts)}"
+        if count:
+            position, state = self._states[row]
+            self._states[row] = (position + count, _state_after(drafts[:count], state))
+
+    def _feed(self, row: Row, start: int, token_ids: list[int], num_drafts: int) -> None:
         position, state = self._states[row] if start else (0, 0)
         assert position == start, f"row {row} is fed position {start}, its state is after {position} tokens"
-        self._states[row] = (position + len(token_ids), _state_after(token_ids, state))
+        assert num_drafts <= TRAIL_TOKENS, f"row {row} is fed {num_drafts} drafts"
+        known, self._trails[row] = token_ids[: len(token_ids) - num_drafts], token_ids[len(token_ids) - num_drafts :]
+        self._states[row] = (position + len(known), _state_after(known, state))
 
     def _write(self, row: Row, group: int, start: int, token_ids: list[int]) -> None:
         table = self._tables[row, group]

@@ -38,12 +38,14 @@ def byte_model(
     calls: CallPattern | None = None,
 ) -> ServedModel:
     """A served model over any engine that speaks bytes."""
+    grammars = GrammarCompiler(ByteTokenizer(), ByteTokenizer.vocab_size)
     return ServedModel(
         name=name,
         client=client,
         prompts=prompts or BytePrompts(),
         tokenizer=ByteTokenizer(),
-        grammars=GrammarCompiler(ByteTokenizer(), ByteTokenizer.vocab_size),
+        grammars=grammars,
+        objects={"grammars": grammars.status},
         capabilities=capabilities or TemplateCapabilities(),
         calls=calls,
         created=0,

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from troth.ops.gated_delta import gated_delta, unit_heads
+from troth.ops.gated_delta import Decay, gated_delta, note_draft, recall, unit_heads
 from troth.ops.rows import Rows
 
 CHUNK: Final = 64
@@ -26,13 +26,18 @@ CHUNK: Final = 64
 def gated_delta_torch(
     qkv_TW: Tensor,
     num_key_heads: int,
-    log_decay_TH: Tensor,
     beta_TH: Tensor,
+    decay_TH: Tensor,
+    decay: Decay,
     state_NHDE: Tensor,
+    trail_NLF: Tensor,
     rows: Rows,
 ) -> Tensor:
     """As ops.gated_delta."""
+    for r, count in rows.recalls.items():
+        recall(state_NHDE[rows.rows[r]], trail_NLF[rows.rows[r], :count], num_key_heads)
     q_THD, k_THD, v_THE = unit_heads(qkv_TW, num_key_heads, state_NHDE)
+    log_decay_TH, beta_TH = decay.logs(decay_TH), beta_TH.float().sigmoid()
     out_THE = torch.empty(v_THE.shape, dtype=qkv_TW.dtype, device=qkv_TW.device)
     single = rows.num_single
     if single:
@@ -43,6 +48,17 @@ def gated_delta_torch(
     for r in range(single, rows.num_rows):
         end = begin + rows.num_new[r]
         state_HDE = state_NHDE[rows.rows[r]]
+        if r in rows.verifying:
+            trail_LF = trail_NLF[rows.rows[r]]
+            for t in range(begin, end):
+                if t == begin + 1:
+                    state_HDE = state_HDE.clone()
+                at, decay_1H = slice(t, t + 1), log_decay_TH[t : t + 1].exp()
+                out_THE[at], u_1HE = _advance(q_THD[at], k_THD[at], v_THE[at], decay_1H, beta_TH[at], state_HDE[None])
+                if t > begin:
+                    note_draft(trail_LF[t - begin - 1], k_THD[t], u_1HE, decay_1H[0], num_key_heads)
+            begin = end
+            continue
         if rows.starts[r] == 0:
             state_HDE.zero_()
         q_HTD, k_HTD, v_HTE = (x[begin:end].transpose(0, 1) for x in (q_THD, k_THD, v_THE))
@@ -61,14 +77,22 @@ def _decode(
     state_RHDE = state_NHDE[rows.row_R[:count] if place is None else place]
     if not all(rows.starts[:count]):
         state_RHDE.masked_fill_((rows.context_len_R[:count] == 1)[:, None, None, None], 0)
-    state_RHDE.mul_(decay_RH[:, :, None, None])
-    # out = (S + k d^T)^T q = S^T q + (k . q) d: query and key read the state in one pass.
-    read_RH2E = torch.stack((q_RHD, k_RHD), dim=2) @ state_RHDE
-    delta_RHE = beta_RH[:, :, None] * (v_RHE - read_RH2E[:, :, 1])
-    state_RHDE.add_(k_RHD[..., :, None] * delta_RHE[..., None, :])
+    out_RHE, _ = _advance(q_RHD, k_RHD, v_RHE, decay_RH, beta_RH, state_RHDE)
     if place is None:
         state_NHDE[rows.row_R[:count]] = state_RHDE
-    return read_RH2E[:, :, 0] + (q_RHD * k_RHD).sum(dim=-1, keepdim=True) * delta_RHE
+    return out_RHE
+
+
+def _advance(
+    q_RHD: Tensor, k_RHD: Tensor, v_RHE: Tensor, decay_RH: Tensor, beta_RH: Tensor, state_RHDE: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of each row; ``state`` is updated in place. Returns outputs and corrections, float32 [R, H, E]."""
+    state_RHDE.mul_(decay_RH[:, :, None, None])
+    # out = (S + k u^T)^T q = S^T q + (k . q) u: query and key read the state in one pass.
+    read_RH2E = torch.stack((q_RHD, k_RHD), dim=2) @ state_RHDE
+    u_RHE = beta_RH[:, :, None] * (v_RHE - read_RH2E[:, :, 1])
+    state_RHDE.add_(k_RHD[..., :, None] * u_RHE[..., None, :])
+    return read_RH2E[:, :, 0] + (q_RHD * k_RHD).sum(dim=-1, keepdim=True) * u_RHE, u_RHE
 
 
 def _chunks(

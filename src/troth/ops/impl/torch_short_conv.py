@@ -7,12 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from troth.ops.rows import Rows
-from troth.ops.short_conv import short_conv
+from troth.ops.short_conv import recall, short_conv
 
 
 @short_conv.provider("torch")
-def short_conv_torch(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: Rows) -> Tensor:
+def short_conv_torch(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows) -> Tensor:
     """As ops.short_conv."""
+    for r, count in rows.recalls.items():
+        recall(state_NJC[rows.rows[r]], trail_NLC[rows.rows[r], :count])
     out_TC = torch.empty_like(x_TC, memory_format=torch.contiguous_format)
     single = rows.num_single
     if single:
@@ -20,7 +22,11 @@ def short_conv_torch(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: R
     begin = single
     for r in range(single, rows.num_rows):
         end = begin + rows.num_new[r]
-        out_TC[begin:end] = _chunk(x_TC[begin:end], weight_KC, state_NJC[rows.rows[r]], rows.starts[r])
+        row, x_rTC = rows.rows[r], x_TC[begin:end]
+        if r in rows.verifying:
+            out_TC[begin:end] = _verify(x_rTC, weight_KC, state_NJC[row], trail_NLC[row])
+        else:
+            out_TC[begin:end] = _chunk(x_rTC, weight_KC, state_NJC[row], rows.starts[r])
         begin = end
     return out_TC
 
@@ -33,6 +39,16 @@ def _decode(x_RC: Tensor, weight_KC: Tensor, state_NJC: Tensor, rows: Rows) -> T
         seen_RKC[:, :-1].masked_fill_((rows.context_len_R[:count] == 1)[:, None, None], 0)
     state_NJC[place] = seen_RKC[:, 1:]
     return F.silu((seen_RKC * weight_KC).sum(dim=1))
+
+
+def _verify(x_TC: Tensor, weight_KC: Tensor, state_JC: Tensor, trail_LC: Tensor) -> Tensor:
+    """The last token of an answer and drafts: each computed as a decode, and remembered apart."""
+    count = x_TC.shape[0]
+    seen = torch.cat((state_JC, x_TC.float()))
+    trail_LC[: count - 1] = x_TC[1:]
+    state_JC.copy_(seen[1 : len(state_JC) + 1])
+    seen_TKC = torch.stack([seen[k : k + count] for k in range(len(weight_KC))], dim=1)
+    return F.silu((seen_TKC * weight_KC).sum(dim=1))
 
 
 def _chunk(x_TC: Tensor, weight_KC: Tensor, state_JC: Tensor, start: int) -> Tensor:
