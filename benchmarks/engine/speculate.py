@@ -15,9 +15,11 @@ from typing import Any
 
 import troth
 from benchmarks import lib
+from troth import compose
+from troth.answer_stream import Reply
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.speculation import DraftSourceName, Speculation
-from troth.library import Reply
+from troth.text.tokenizer import Tokenizer
 
 TESTS = ("tests/portable/test_scheduler_drafts.py", "tests/portable/test_draft_sources.py")
 TEXT = """def area(width, height):
@@ -48,26 +50,24 @@ def main() -> None:
     threads = 1 if arguments.cpu_time else arguments.threads
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     figures: dict[str, Any] = {}
-    with troth.Engine.open(
-        arguments.model,
-        model_options=ModelOptions(device=arguments.device, context_tokens=1024),
-        engine_options=EngineOptions(threads=threads),
-    ) as engine:
+    model = ModelOptions(model=arguments.model, device=arguments.device, context_tokens=1024)
+    tokenizer = compose.load_text(compose.find(model), model).tokenizer
+    with troth.Engine.open(model_options=model, engine_options=EngineOptions(threads=threads)) as engine:
         for task, prompt in {"copy": COPY, "edit": COPY, "fresh": FRESH}.items():
-            figures[task] = _task(engine, task, prompt, arguments, clock)
+            figures[task] = _task(engine, tokenizer, task, prompt, arguments, clock)
         info = engine.info
     options = {"model": info.model, "device": info.device, "threads": threads, "cpu_time": arguments.cpu_time}
     lib.finish("speculate", lib.stamp(options) | {"figures": figures}, arguments)
 
 
 def _task(
-    engine: troth.Engine, task: str, prompt: str, arguments: Any, clock: Callable[[], float]
+    engine: troth.Engine, tokenizer: Tokenizer, task: str, prompt: str, arguments: Any, clock: Callable[[], float]
 ) -> dict[str, dict[str, Any]]:
     """Figures of one task by way of drafting."""
     replies: dict[str, Reply] = {}
     off = engine.complete(prompt, max_tokens=arguments.tokens, temperature=0, ignore_eos=True, speculation="off")
-    ways = {"off": Speculation(), "adaptive": _way(engine, task, off.text)}
-    ways |= {f"depth {depth}": _way(engine, task, off.text, depth) for depth in arguments.depths}
+    ways = {"off": Speculation(), "adaptive": _way(tokenizer, task, off.text)}
+    ways |= {f"depth {depth}": _way(tokenizer, task, off.text, depth) for depth in arguments.depths}
 
     def measured(name: str) -> float:
         began = clock()
@@ -100,13 +100,13 @@ def _task(
     return found
 
 
-def _way(engine: troth.Engine, task: str, answer: str, depth: int | None = None) -> Speculation:
+def _way(tokenizer: Tokenizer, task: str, answer: str, depth: int | None = None) -> Speculation:
     sources: tuple[DraftSourceName, ...] = ("ngram",)
     if task == "edit":
         # What came out, with a tenth of it changed in the middle: a prediction that is right but for one place.
         middle, length = len(answer) // 2, len(answer) // 10
         predicted = answer[:middle] + "#" * length + answer[middle + length :]
-        ids = tuple(engine._text.tokenizer.encode(predicted, add_special=False))
+        ids = tuple(tokenizer.encode(predicted, add_special=False))
         return Speculation(sources=("external",), depth=depth, adaptive=depth is None, predicted_ids=ids)
     return Speculation(sources=sources, depth=depth, adaptive=depth is None)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from troth.config.facts import MachineFacts
     from troth.contracts.capabilities import TemplateCapabilities
     from troth.contracts.tools import CallForm
+    from troth.models.registry import Recognised
     from troth.ops.registry import ProviderStatus
     from troth.run.certificate import Certificate, Computation
     from troth.run.planned import Planned
@@ -130,7 +131,6 @@ def load_text(artifact: Artifact, options: ModelOptions) -> TextSide:
     from troth.text.chat_renderer import ChatRenderer
     from troth.text.chat_template import ChatTemplate
     from troth.text.defaults import GenerationDefaults
-    from troth.text.tokenizer import Tokenizer
 
     source = artifact.chat_template.source if artifact.chat_template else None
     tool_source = artifact.chat_template.named.get(TOOL_TEMPLATE) if artifact.chat_template else None
@@ -139,10 +139,7 @@ def load_text(artifact: Artifact, options: ModelOptions) -> TextSide:
             source, tool_source = Path(options.chat_template).read_text(encoding="utf-8"), None
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"chat template {options.chat_template!r} cannot be read: {error}") from error
-    if artifact.gguf is not None:
-        tokenizer = Tokenizer.from_gguf(artifact.gguf.metadata, str(artifact.gguf.path), template=source)
-    else:
-        tokenizer = Tokenizer.from_folder(artifact.root, template=source)
+    tokenizer = load_tokenizer(artifact, template=source)
 
     def compiled(text: str | None) -> ChatTemplate | None:
         return ChatTemplate(text, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token) if text else None
@@ -151,6 +148,15 @@ def load_text(artifact: Artifact, options: ModelOptions) -> TextSide:
     renderer = ChatRenderer(template, tool_template=compiled(tool_source)) if template is not None else None
     defaults = GenerationDefaults.from_config(artifact.generation_config)
     return TextSide(artifact, tokenizer, renderer, defaults, options.steady_headers)
+
+
+def load_tokenizer(artifact: Artifact, *, template: str | None = None) -> Tokenizer:
+    """The tokenizer of an artifact; a template tells which of its tokens open a text. Raises ModelLoadError."""
+    from troth.text.tokenizer import Tokenizer
+
+    if artifact.gguf is not None:
+        return Tokenizer.from_gguf(artifact.gguf.metadata, str(artifact.gguf.path), template=template)
+    return Tokenizer.from_folder(artifact.root, template=template)
 
 
 def machine_facts() -> MachineFacts:
@@ -173,7 +179,7 @@ def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Plan
     Raises:
         ModelLoadError: the architecture or its config is not supported.
         OptionError: an option cannot be honoured.
-        CapabilityUnavailable: the options ask for a draft head that cannot be had.
+        CapabilityUnavailable: the options ask for a draft head or a draft model that cannot be had.
     """
     from troth.config.disk_quota import plan_disk_cache
     from troth.config.folders import certificates_folder
@@ -182,12 +188,33 @@ def plan(artifact: Artifact, model: ModelOptions, engine: EngineOptions) -> Plan
     from troth.run.planned import plan_model
 
     facts = machine_facts()
-    head = decide_head(recognise(artifact), engine, lambda: computation(model, engine, facts), certificates_folder())
-    planned, folder = plan_model(artifact, model, engine, facts, head), engine.disk_cache
+    recognised = recognise(artifact)
+    head = decide_head(recognised, engine, lambda: computation(model, engine, facts), certificates_folder())
+    draft_model = _draft_model(recognised, engine)
+    planned, folder = plan_model(artifact, model, engine, facts, head, draft_model), engine.disk_cache
     if folder is None or folder == NO_DISK_CACHE:
         return planned
     disk = plan_disk_cache(Path(folder).expanduser(), engine.disk_cache_bytes)
     return replace(planned, plan=replace(planned.plan, disk_cache=disk))
+
+
+def _draft_model(recognised: Recognised, engine: EngineOptions) -> Recognised | None:
+    """The model that the options name to draft. Raises ModelLoadError, CapabilityUnavailable."""
+    from troth.models.registry import recognise
+    from troth.run.draft_model import require_drafts
+    from troth.text.same_vocabulary import vocabulary_difference
+
+    if engine.draft_model is None:
+        return None
+    artifact = find(ModelOptions(model=engine.draft_model))
+    draft_model = recognise(artifact)
+    require_drafts(
+        recognised,
+        draft_model,
+        engine,
+        lambda: vocabulary_difference(load_tokenizer(recognised.artifact), load_tokenizer(artifact)),
+    )
+    return draft_model
 
 
 def computation(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> Computation:

@@ -3,13 +3,12 @@
     with troth.Engine.open("path/to/model.gguf") as engine:
         print(engine.chat("What is the capital of France?", temperature=0).text)
 
-Refuses to know about scheduling and tensors; ``compose.py`` builds what stands behind it.
+Refuses to know about scheduling and tensors; ``compose.py`` builds what stands behind it. Next:
+``request_builder.py`` (what may be asked), ``answer_stream.py`` (what comes back).
 """
 
 from __future__ import annotations
 
-import secrets
-import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,26 +18,15 @@ from typing import TYPE_CHECKING, Any, Self
 from troth import compose
 from troth.answer_stream import AnswerStream, Reply
 from troth.config.options import EngineOptions, ModelOptions
-from troth.contracts.bounds import mistyped, require_flag
-from troth.contracts.grammar import Grammar
 from troth.contracts.memory_plan import MemoryPlan
-from troth.contracts.names import RequestId
 from troth.contracts.ports import EngineInfo, EngineStatus
 from troth.contracts.prefix_cache import PinnedPrefix
 from troth.contracts.progress import LoadProgress, no_progress
 from troth.contracts.request import Request
-from troth.contracts.sampling import SamplingParams
-from troth.contracts.speculation import Speculation, read_speculation
-from troth.errors import RequestError
+from troth.request_builder import Messages, RequestBuilder
 
 if TYPE_CHECKING:
     from troth.run.worker import EngineThread
-    from troth.text.chat_terms import ChatTerms
-    from troth.text.prefix import PrefixIds
-    from troth.text.prompt import Prompt
-
-Messages = str | Sequence[Mapping[str, Any]]
-"""A conversation, or one user message."""
 
 
 class Engine:
@@ -52,8 +40,7 @@ class Engine:
         self._thread = thread
         # A thread that is still computing while the interpreter goes away under it would abort the program.
         weakref.finalize(self, thread.close)
-        self._text = text
-        self._prompts = text.prompts(thread.info.context_tokens)
+        self._requests = RequestBuilder(text, thread.info.context_tokens, thread.info.vocab_size)
 
     @classmethod
     def open(
@@ -113,10 +100,10 @@ class Engine:
         Raises:
             TrothError: what ended one of them; the others are given up.
         """
-        built = [self._completion(prompt) for prompt in prompts]
+        requests = [self._requests.completion(prompt, options) for prompt in prompts]
         # By name: a traceback that somebody keeps holds the streams, and would let them run to their ends.
         with ExitStack() as given_up:
-            streams = [given_up.enter_context(self._submit(one, options, whole=True)) for one in built]
+            streams = [given_up.enter_context(self._submit(one, whole=True)) for one in requests]
             return [_drain(stream) for stream in streams]
 
     async def chat_async(self, messages: Messages, **options: Any) -> Reply:
@@ -145,33 +132,20 @@ class Engine:
                 ``reasoning_budget`` (most tokens of reasoning), ``max_tokens``, ``stop`` (string or list),
                 ``response_format`` (a mapping as in the OpenAI API), ``grammar`` (a ``contracts.grammar.Grammar``),
                 ``ignore_eos``, ``priority``, ``prompt_cache``, ``cache_salt`` (only requests with the same one share
-                cached prompts), ``speculation`` (who drafts tokens: ``"ngram"``, ``"grammar"``, ``"mtp"``, several
+                cached prompts), ``speculation`` (who drafts tokens: ``"ngram"``, ``"grammar"``, ``"mtp"``,
+                ``"draft"``, several
                 between commas, ``"off"``, or a ``contracts.speculation.Speculation``; without it what the engine's
-                options say),
-                ``prediction`` (a text that the answer repeats in large part, which is
-                then written faster), and the fields of ``contracts.sampling.SamplingParams``.
+                options say), ``prediction`` (a text that the answer repeats in large part, which is then written
+                faster), and the fields of ``contracts.sampling.SamplingParams``.
 
         Raises:
             RequestError: a message or option is wrong; refusals by the engine come from the stream.
         """
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        if template_variables is not None:
-            _require_names(template_variables)
-        from troth.text.chat_terms import TERMS, read_terms
-        from troth.text.messages import split_continued
-
-        terms, capabilities = read_terms(options), self._text.capabilities
-        terms.require_served(capabilities)
-        variables = terms.variables(capabilities) | dict(template_variables or {})
-        shown, continues = split_continued(messages)
-        prompt = self._prompts.chat(shown, terms.shown_tools, variables=variables or None, continue_final=continues)
-        rest = {name: value for name, value in options.items() if name not in TERMS}
-        return self._submit(prompt, rest, terms)
+        return self._submit(self._requests.chat(messages, template_variables, options))
 
     def stream_completion(self, prompt: str | Sequence[int], **options: Any) -> AnswerStream:
         """Continue a text, or token ids, piece by piece; ``options`` as ``stream``, tools and thinking aside."""
-        return self._submit(self._completion(prompt), options)
+        return self._submit(self._requests.completion(prompt, options))
 
     def warm(
         self,
@@ -197,18 +171,8 @@ class Engine:
         Raises:
             RequestError: an option is wrong, nothing is left to pin, or the largest request would not fit beside it.
         """
-        found = self._prefix(messages, prompt, template_variables, options)
-        request = Request(
-            request_id=RequestId(uuid.uuid4().hex),
-            prompt_ids=found.ids,
-            max_tokens=1,
-            boundary=len(found.ids),
-            checkpoint_positions=found.ends,
-            namespace=options.get("cache_salt") or "",
-            pin=name or found.name,
-            sampling=SamplingParams(temperature=0.0),
-        )
-        _drain(AnswerStream(self._thread.submit(request, whole=True), self))
+        request = self._requests.prefix(messages, prompt, name, template_variables, options)
+        _drain(self._submit(request, whole=True))
         status = self.status().prefix_cache
         removed = PinnedPrefix(name=request.pin or "", num_tokens=0, num_bytes=0)  # by somebody else, meanwhile
         return next((pin for pin in status.pins if pin.name == request.pin), removed) if status else removed
@@ -237,119 +201,8 @@ class Engine:
     async def __aexit__(self, *exception: object) -> None:
         await self.close_async()
 
-    def _prefix(
-        self,
-        messages: Messages | None,
-        prompt: str | Sequence[int] | None,
-        template_variables: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-    ) -> PrefixIds:
-        from troth.text.chat_terms import TERMS, read_terms
-        from troth.text.messages import normalise_messages
-        from troth.text.prefix import PrefixIds, chat_prefix
-
-        unknown = next((name for name in options if name not in (*TERMS, "cache_salt")), None)
-        if unknown is not None:
-            raise RequestError(f"{unknown!r} changes no prefix; leave it out", param=unknown)
-        if (messages is None) == (prompt is None):
-            raise RequestError("a prefix is made of messages or of a prompt; give one of them", param="messages")
-        if prompt is not None:
-            return PrefixIds(tuple(self._completion(prompt).ids))
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        if template_variables is not None:
-            _require_names(template_variables)
-        terms, capabilities = read_terms(options), self._text.capabilities
-        terms.require_served(capabilities)
-        variables = terms.variables(capabilities) | dict(template_variables or {})
-        return chat_prefix(self._prompts, normalise_messages(messages), terms.shown_tools, variables or None)
-
-    def _completion(self, prompt: str | Sequence[int]) -> Prompt:
-        return self._prompts.completion(prompt) if isinstance(prompt, str) else self._prompts.token_ids(prompt)
-
-    def _submit(
-        self, prompt: Prompt, options: Mapping[str, Any], terms: ChatTerms | None = None, *, whole: bool = False
-    ) -> AnswerStream:
-        request = self._request(prompt, options)
-        if terms is not None:
-            request = self._on_terms(request, prompt, terms)
+    def _submit(self, request: Request, *, whole: bool = False) -> AnswerStream:
         return AnswerStream(self._thread.submit(request, whole=whole), self)
-
-    def _on_terms(self, request: Request, prompt: Prompt, terms: ChatTerms) -> Request:
-        """The request of a chat: how its answer is read, and the calls it must make."""
-        from troth.text.chat_terms import ChatModel
-
-        model = ChatModel(self._text.capabilities, self._text.tokenizer, self._text.calls)
-        grammar = terms.bound(request.grammar, model, prompt.text, param="grammar")
-        if grammar is not None and grammar != request.grammar:
-            field = "grammar" if request.grammar is not None else terms.grammar_field
-            self._text.grammars(self._thread.info.vocab_size).compile(grammar, param=field)
-        reading = terms.reading(model, prompt.text, continues=prompt.continues_text)
-        return replace(request, grammar=grammar, reading=reading)
-
-    def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
-        """Prompt and options as the engine takes them. ``Request`` and ``SamplingParams`` check the values."""
-        given = {name: value for name, value in options.items() if value is not None}
-        stop, ignore_eos = given.pop("stop", ()), given.pop("ignore_eos", False)
-        require_flag("ignore_eos", ignore_eos)
-        if isinstance(given.get("logit_bias"), Mapping):
-            given["logit_bias"] = tuple(given["logit_bias"].items())
-        grammar = self._grammar(given.pop("grammar", None), given.pop("response_format", None), prompt)
-        speculation = self._speculation(given.pop("speculation", None), given.pop("prediction", None))
-        limits: dict[str, Any] = {
-            name: given.pop(name) for name in ("max_tokens", "prompt_cache", "priority") if name in given
-        }
-        if "cache_salt" in given:
-            limits["namespace"] = given.pop("cache_salt")
-        return Request(
-            request_id=RequestId(uuid.uuid4().hex),
-            prompt_ids=prompt.ids,
-            eos_ids=frozenset() if ignore_eos else self._text.tokenizer.eos_ids,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop,
-            grammar=grammar,
-            boundary=prompt.boundary,
-            checkpoint_positions=prompt.checkpoint_positions,
-            continues_text=prompt.continues_text,
-            speculation=speculation,
-            sampling=self._text.defaults.sampling(**{"seed": secrets.randbits(64)} | given),
-            **limits,
-        )
-
-    def _speculation(self, speculation: object, prediction: object) -> Speculation | None:
-        """Who drafts; None: whoever the engine's options name."""
-        wanted = None if speculation is None else read_speculation(speculation)
-        if prediction is None:
-            return wanted
-        if not isinstance(prediction, str):
-            raise mistyped("prediction", "a string", prediction)
-        predicted_ids = tuple(self._text.tokenizer.encode(prediction, add_special=False))
-        if not predicted_ids:
-            return wanted
-        # Where the answer differs, what it repeats may be in the prompt, too.
-        wanted = wanted or Speculation(sources=("ngram",))
-        return replace(wanted, sources=("external", *wanted.sources), predicted_ids=predicted_ids)
-
-    def _grammar(self, grammar: object, response_format: object, prompt: Prompt) -> Grammar | None:
-        """What the answer must match, compiled already: what cannot be is refused here, not by the stream."""
-        from troth.text.response_format import read_response_format
-
-        param = "grammar"
-        if response_format is not None:
-            if grammar is not None:
-                raise RequestError("grammar and response_format both say what the answer must match", param=param)
-            grammar, param = read_response_format(response_format), "response_format"
-        if grammar is None:
-            return None
-        if not isinstance(grammar, Grammar):
-            raise mistyped("grammar", "a Grammar", grammar)
-        compiler = self._text.grammars(self._thread.info.vocab_size)
-        compiler.compile(grammar, continues_text=prompt.continues_text, param=param)
-        return grammar
-
-
-def _require_names(variables: object) -> None:
-    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
-        raise mistyped("template_variables", "a mapping of names to values", variables)
 
 
 def _drain(stream: AnswerStream) -> Reply:

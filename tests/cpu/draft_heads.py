@@ -25,7 +25,7 @@ from troth.cache.storage import CacheStorage
 from troth.contracts.cache_spec import attention_groups
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
-from troth.draft.head import HeadTerms
+from troth.draft.made import MadeTerms
 from troth.models.family import Model, Placement
 from troth.models.plain_head import PlainHead
 from troth.models.qwen3_5 import Config
@@ -35,7 +35,7 @@ from troth.ops.linear import linear
 from troth.run.batch import BatchBuilder
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
-from troth.run.head_drafts import HeadDrafts
+from troth.run.made_drafts import MadeDrafts
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler
@@ -115,12 +115,12 @@ class HeadEngines:
             recorded = RecordedDecode(self.model, cache, batches, cpu.recording)
         checkpoints = CheckpointStorage(cache, serving.num_checkpoints)
         runner = ModelRunner(self.model, cache, batches, recorded, checkpoints)
-        assert runner._head is not None
-        self._note_drafts(runner._head)
+        assert runner._made is not None
+        self._note_drafts(runner._made)
         drafting = Drafting(
             scheduler,
             lambda: float(next(ticks)),
-            head=HeadTerms(refusal=None, failure=lambda: runner.draft_head_failure),
+            made={"mtp": MadeTerms(refusal=None, failure=lambda: runner.made_drafts_failure)},
         )
         disk = disk_cache(serving.disk_folder, scheduler, cache, checkpoints) if serving.disk_folder else None
         loop = EngineLoop(
@@ -128,7 +128,7 @@ class HeadEngines:
         )
         return loop, scheduler
 
-    def _note_drafts(self, head: HeadDrafts) -> None:
+    def _note_drafts(self, head: MadeDrafts) -> None:
         fill = head.fill
 
         def noted(plan: StepPlan) -> StepPlan:

@@ -69,7 +69,13 @@ def write(
     """A GGUF of float32 tensors; those whose name ``quantise`` picks become Q8_0."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add: dict[type, Callable[[str, Any], None]] = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
         add[type(value)](f"{architecture}.{key}", value)
     for name, tensor in tensors.items():
         array = np.ascontiguousarray(tensor, dtype=np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from troth.config.facts import MachineFacts
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.cache_spec import attention_groups
 from troth.contracts.progress import no_progress
-from troth.errors import CapabilityUnavailable, ModelLoadError
+from troth.errors import CapabilityUnavailable, ModelLoadError, OptionError
 from troth.models.family import Placement
 from troth.models.qwen3_5 import GatedAttention
 from troth.models.registry import recognise
@@ -187,6 +188,23 @@ def test_a_damaged_certificate_is_refused_with_its_place(folder: Path, tmp_path:
         read_certificate(path)
     with pytest.raises(CapabilityUnavailable, match="cannot be read"):
         decide(folder, tmp_path)
+
+
+def test_a_certificate_that_cannot_be_written_says_why_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk left its beginning behind, and no place was named."""
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="json: the certificate cannot be written: Not a directory"):
+        certified(folder, tmp_path / "file" / "certificates")
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OptionError, match="cannot be written: No space left"):
+        certified(folder, tmp_path / "certificates")
+    assert list((tmp_path / "certificates").iterdir()) == []
 
 
 def test_a_model_without_a_head_says_so(tmp_path: Path, folder: Path) -> None:

@@ -21,6 +21,7 @@ from troth.contracts.cache_spec import attention_groups
 from troth.contracts.names import BLOCK_TOKENS, BlockId, RequestId, Row
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, BlockUpdate, StepPlan
 from troth.models.family import Model
+from troth.nn.batch import Batch
 from troth.ops import registry
 from troth.run import graphs
 from troth.run.batch import BatchBuilder
@@ -179,6 +180,33 @@ def test_graphs_refuse_a_capture_that_leaves_something_out(model: Model) -> None
     assert decodes.logits(plan) is None
     assert kept.logits(plan) is not None
     assert kept.refusal is None
+
+
+def test_graphs_give_the_hidden_states_of_the_step_itself_when_its_replay_is_wrong(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft head was fed what the replay had left: its keys went into shared blocks."""
+    computed: list[Tensor] = []
+    forward = model.forward
+
+    def noted(batch: Batch, cache: CacheStorage) -> Tensor:
+        computed.append(forward(batch, cache))
+        return computed[-1]
+
+    def errs(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        result = run()
+
+        def replay() -> None:
+            computed[-1].fill_(torch.nan)
+
+        return replay, result
+
+    monkeypatch.setattr(model, "forward", noted)
+    decodes, _, _ = decoding(model, errs)
+    assert decodes.logits(decode_plan(1, [0, 1], [20, 7], [5, 6])) is not None
+    assert decodes.refusal is not None
+    assert decodes.hidden_TD is not None
+    assert torch.equal(decodes.hidden_TD, computed[0][:2])
 
 
 def test_graphs_take_the_token_on_the_device(model: Model) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from tests.cpu.op_cases import CPU, inputs
 from troth.cache.host_copies import HostCopies
 from troth.cache.storage import SPARE_BLOCKS, CacheStorage
 from troth.config.resolve import ELEMENT_BYTES, SCALE_BYTES
-from troth.contracts.cache_spec import AttentionSpec, CacheSpec, with_scales
+from troth.contracts.cache_spec import AttentionSpec, CacheSpec, RecurrentSpec, StateTensor, with_scales
 from troth.contracts.names import BlockId
 
 NUM_BLOCKS = 3
@@ -33,6 +35,18 @@ def test_storage_takes_the_bytes_that_its_spec_says(kv_dtype: str) -> None:
     cache = storage(kv_dtype)
     assert cache.num_bytes == (NUM_BLOCKS + SPARE_BLOCKS) * spec.bytes_per_block
     assert HostCopies(cache).block_bytes(0) == spec.bytes_per_block
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8"])
+def test_storage_tells_every_tensor_that_it_holds(kv_dtype: str) -> None:
+    """With a draft head's layer, recurrent states and trails beside it."""
+    (spec,) = specs(kv_dtype)
+    assert isinstance(spec, AttentionSpec)
+    state = StateTensor((3, 5), 4)
+    every = (replace(spec, frontier_width=24), RecurrentSpec(layers=(1, 3), tensors=(state, state), trail=(state,)))
+    cache = CacheStorage(every, (NUM_BLOCKS,), 4, dtype=getattr(torch, kv_dtype), device=CPU)
+    held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in cache.tensors()}
+    assert sum(held.values()) == cache.num_bytes
 
 
 def test_int8_takes_a_byte_per_number_and_a_scale_per_key_and_value() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,11 +29,14 @@ def test_short_conv_equals_the_reference(provider: str, case: Case, dtype: torch
 def test_short_conv_sums_the_last_inputs_of_each_channel() -> None:
     x_TC, weight_KC = torch.randn(6, 2), torch.randn(3, 2)
     memory = torch.full((1, 2, 2), torch.nan)
-    got = short_conv.reference(x_TC, weight_KC, memory, torch.empty(1, TRAIL_TOKENS, 2), step([(0, 0, 6)]))
+    rest = (torch.empty(1, TRAIL_TOKENS, 2), step([(0, 0, 6)]))
+    got = short_conv.reference(x_TC, weight_KC, memory, *rest)
+    plain = short_conv.reference(x_TC, weight_KC, memory, *rest, silu=False)
     padded = torch.cat((torch.zeros(2, 2), x_TC))
     for t in range(6):
         want = sum(padded[t + k] * weight_KC[k] for k in range(3))
         torch.testing.assert_close(got[t], F.silu(torch.as_tensor(want)))
+        torch.testing.assert_close(plain[t], torch.as_tensor(want))
     assert torch.equal(memory[0], x_TC[-2:])
 
 
@@ -49,16 +54,21 @@ def test_short_conv_in_chunks_equals_the_whole(sizes: tuple[int, ...]) -> None:
     assert torch.equal(memory[0], memory[1])
 
 
+@pytest.mark.parametrize("silu", [True, False], ids=["silu", "plain"])
 @pytest.mark.parametrize("provider", ["reference", *providers(short_conv)])
 @pytest.mark.parametrize("num_right", range(4))
-def test_short_conv_with_drafts_equals_single_tokens_bit_by_bit(provider: str, num_right: int) -> None:
-    check_drafts(provider, num_right)
+def test_short_conv_with_drafts_equals_single_tokens_bit_by_bit(provider: str, num_right: int, silu: bool) -> None:
+    if provider == "cpu" and not silu:
+        pytest.skip("short_conv: cpu does not take these arguments")
+    check_drafts(provider, num_right, silu)
 
 
-def check_drafts(provider: str, num_right: int) -> None:
+def check_drafts(provider: str, num_right: int, silu: bool = True) -> None:
     """Drafts are computed as the tokens they stand for; whichever prefix was right, the next step finds its state."""
     torch.manual_seed(0)
-    call = short_conv.reference if provider == "reference" else short_conv.implementations[provider].run
+    call = partial(
+        short_conv.reference if provider == "reference" else short_conv.implementations[provider].run, silu=silu
+    )
     x_TC, weight_KC = torch.randn(9, 48), torch.randn(4, 48)
     memory, trail = torch.randn(2, 3, 48), torch.full((2, TRAIL_TOKENS, 48), torch.nan)
     memory[1] = memory[0]

@@ -97,6 +97,8 @@ def compare(op: Op[Any, Any], case_name: str, dtype: torch.dtype, provider: str 
         (short_conv, "shorter-than-the-taps-3x33", torch.bfloat16),
         (short_conv, "recall-and-verify-4x33", torch.bfloat16),
         (short_conv, "recalls-2x33", torch.float32),
+        (short_conv, "mixed-3x33-plain", torch.bfloat16),
+        (short_conv, "recall-and-verify-3x33-plain", torch.float32),
         (gated_delta, "mixed-1x1x32x32", torch.float32),
         (gated_delta, "continued-prompt-1x1x32x32", torch.bfloat16),
         (gated_delta, "neighbours-2x4x16x24", torch.bfloat16),

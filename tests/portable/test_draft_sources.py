@@ -15,7 +15,7 @@ from troth.contracts.speculation import DRAFT_SOURCES, DraftSource, DraftSourceN
 from troth.draft.drafter import Drafter
 from troth.draft.external import SYNC_TOKENS, ExternalSource
 from troth.draft.forced import GrammarSource
-from troth.draft.head import HeadSource, HeadTerms
+from troth.draft.made import MadeSource, MadeTerms
 from troth.draft.ngram import GRAM_TOKENS, NgramSource
 from troth.draft.step_costs import FIRST_GUESS, GUESS_PER_DRAFT, StepCosts
 from troth.draft.worth import FIRST_CHANCES, Chance, Worth
@@ -245,10 +245,10 @@ class Measured(Worth):
 
 def test_head_leaves_its_drafts_open_and_is_asked_when_others_do_not_pay() -> None:
     failure: list[str] = []
-    terms = HeadTerms(refusal=None, uncertified=True, failure=lambda: failure[0] if failure else None)
-    sources: list[DraftSource] = [Always(), HeadSource(terms)]  # type: ignore[list-item]
+    terms = MadeTerms(refusal=None, uncertified=True, failure=lambda: failure[0] if failure else None)
+    sources: list[DraftSource] = [Always(), MadeSource("mtp", terms)]  # type: ignore[list-item]
     worths: dict[DraftSourceName, Worth] = {"ngram": Measured(0), "mtp": Measured(3)}
-    drafter = Drafter(Speculation(sources=("ngram", "mtp")), sources, worths, terms)
+    drafter = Drafter(Speculation(sources=("ngram", "mtp")), sources, worths, {"mtp": terms})
     assert drafter.propose([1, 2, 3], 1, 1, 1) == [DRAFTED] * 3
     assert drafter.note(3, 2) == "mtp"
     assert drafter.stats().disabled_reason is None
@@ -259,7 +259,10 @@ def test_head_leaves_its_drafts_open_and_is_asked_when_others_do_not_pay() -> No
 
 
 def test_head_drafts_at_most_eight_tokens_and_as_many_as_are_wanted() -> None:
-    terms = HeadTerms(refusal=None)
+    terms = MadeTerms(refusal=None)
     for depth, count in ((None, 8), (1, 1), (5, 5), (16, 8)):
         wanted = Speculation(sources=("mtp",), depth=depth, adaptive=False)
-        assert len(Drafter(wanted, [HeadSource(terms)], {"mtp": Worth()}, terms).propose([1], 1, 1, 1)) == count
+        assert (
+            len(Drafter(wanted, [MadeSource("mtp", terms)], {"mtp": Worth()}, {"mtp": terms}).propose([1], 1, 1, 1))
+            == count
+        )

@@ -21,16 +21,20 @@ from troth.testing.fake_answer import FakeAnswer
 from troth.text.defaults import GenerationDefaults
 
 
-def engine(text: str = "Hello.") -> tuple[Engine, ScriptedThread]:
-    thread = ScriptedThread(lambda request: FakeAnswer(text=text), 8192, lambda event: None)
-    side: Any = SimpleNamespace(
+def text_side(**parts: Any) -> Any:
+    return SimpleNamespace(
         prompts=lambda context_tokens: BytePrompts(),
         tokenizer=ByteTokenizer(),
         capabilities=TemplateCapabilities(),
         calls=None,
         defaults=GenerationDefaults.from_config({}),
+        **parts,
     )
-    return Engine(thread, side), thread  # type: ignore[arg-type]
+
+
+def engine(text: str = "Hello.", **parts: Any) -> tuple[Engine, ScriptedThread]:
+    thread = ScriptedThread(lambda request: FakeAnswer(text=text), 8192, lambda event: None)
+    return Engine(thread, text_side(**parts)), thread  # type: ignore[arg-type]
 
 
 def request_of(**options: Any) -> Request:
@@ -166,11 +170,11 @@ def test_engine_lives_as_long_as_a_stream_of_it() -> None:
 def test_engine_is_closed_when_the_program_ends() -> None:
     """A thread in mid-step aborted the interpreter, exit code 134."""
     program = (
-        "from tests.portable.test_library import engine\n"
+        "from tests.portable.test_library import engine, text_side\n"
         "one, thread = engine()\n"
         "thread.close = lambda: print('closed')\n"
         "from troth.library import Engine\n"
-        "two = Engine(thread, one._text)\n"
+        "two = Engine(thread, text_side())\n"
         "print('end')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -159,9 +159,8 @@ def test_document_gives_the_limits_of_grammars_as_the_code_has_them() -> None:
 
 def constrained(**options: Any) -> Grammar | None:
     """The grammar of a request made from Python."""
-    one, thread = engine()
     compiler = GrammarCompiler(ByteTokenizer(), ByteTokenizer.vocab_size)
-    one._text.grammars = lambda vocab_size: compiler  # type: ignore[misc, method-assign, assignment]
+    one, thread = engine(grammars=lambda vocab_size: compiler)
     one.chat("Hi", **options)
     return thread.requests[0].grammar
 

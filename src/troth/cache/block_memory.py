@@ -11,7 +11,6 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -66,8 +65,7 @@ class BlockMemory:
             self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
             self._pools = [[] for _ in set(cache.group_of.values())]
             for layer, kv in cache.kv.items():
-                held = (getattr(kv, field.name) for field in fields(kv))
-                self._pools[cache.group_of[layer]] += [tensor for tensor in held if isinstance(tensor, Tensor)]
+                self._pools[cache.group_of[layer]] += kv.tensors().values()
 
     @property
     def frees_blocks(self) -> bool:

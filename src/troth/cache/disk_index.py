@@ -77,7 +77,6 @@ class DiskIndex:
     """
 
     def __init__(self, folder: Path, generation: int = 0) -> None:
-        self.generation = generation
         self._path = folder / (f"index-{generation}.sqlite" if generation else FILE_NAME)
         self._db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         self._db.text_factory = lambda raw: raw.decode("utf-8", "replace")

@@ -7,7 +7,6 @@ when it has every tensor of the caches, in shape and dtype: never a part.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -29,9 +28,8 @@ class HostCopies:
         self._pools: dict[int, dict[str, Tensor]] = {}
         """Group -> ``layer.field`` -> [num_blocks, ...]."""
         for layer, kv in cache.kv.items():
-            held = {f"{layer}.{field.name}": getattr(kv, field.name) for field in fields(kv)}
             pool = self._pools.setdefault(cache.group_of[layer], {})
-            pool.update((name, value) for name, value in held.items() if isinstance(value, Tensor))
+            pool.update((f"{layer}.{name}", tensor) for name, tensor in kv.tensors().items())
         for group, frontier in cache.frontiers.items():
             self._pools[group]["frontier"] = frontier
         self._saved = {} if checkpoints is None else dict(checkpoints.saved)

@@ -14,6 +14,7 @@ and, where they are int8 (``ops/layer_kv.py``), a float32 scale for each key and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -65,6 +66,10 @@ class CacheStorage:
         head has its layer."""
         self.own_blocks: dict[int, int] = {}
         """Of the same groups -> the first of the blocks, one for each row, that the head's layer has besides."""
+        self._guests: dict[int, LayerKV] = {}
+        """Those of ``kv`` that are a draft model's, in order of its layers."""
+        self.guest_group: int | None = None
+        """The attention group in whose blocks they lie; None: there are none."""
         self.num_bytes = 0
         group = 0
         for spec in specs:
@@ -73,6 +78,12 @@ class CacheStorage:
                     own = max_rows if spec.frontier_width and layer == spec.layers[-1] else 0
                     self.kv[layer] = self._layer_kv(spec, num_blocks[group] + own + SPARE_BLOCKS, dtype, device)
                     self.group_of[layer] = group
+                for guest in spec.guests:
+                    self.guest_group = group
+                    for layer in guest.layers:
+                        self.kv[layer] = self._layer_kv(guest, num_blocks[group] + SPARE_BLOCKS, dtype, device)
+                        self.group_of[layer] = group
+                        self._guests[layer] = self.kv[layer]
                 if spec.frontier_width:
                     self.own_blocks[group] = num_blocks[group]
                     shape = (num_blocks[group] + SPARE_BLOCKS, spec.frontier_width)
@@ -87,6 +98,21 @@ class CacheStorage:
                         self.zeros((max_rows, TRAIL_TOKENS, *tensor.shape), torch.float32, device)
                         for tensor in spec.trail
                     )
+
+    def guest_cache(self) -> CacheStorage:
+        """The draft model's part, as that knows it: layers from 0, all in one group, which is ``guest_group``."""
+        part, first = CacheStorage((), (), 0, dtype=torch.float32, device=torch.device("cpu")), min(self._guests)
+        part.kv = {layer - first: kv for layer, kv in self._guests.items()}
+        part.group_of = dict.fromkeys(part.kv, 0)
+        return part
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that is held."""
+        for kv in self.kv.values():
+            yield from kv.tensors().values()
+        yield from self.frontiers.values()
+        for kept in (*self.states.values(), *self.trails.values()):
+            yield from kept
 
     def _layer_kv(self, spec: AttentionSpec, num_blocks: int, dtype: torch.dtype, device: torch.device) -> LayerKV:
         heads = spec.num_kv_heads

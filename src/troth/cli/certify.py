@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from argparse import Namespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from troth import compose
 from troth.cli import flags
@@ -18,11 +18,18 @@ from troth.cli.progress import Progress
 from troth.cli.table import table
 from troth.cli.terminal import Terminal
 
+if TYPE_CHECKING:
+    from troth.run.certificate import Computation
+
 _SHOWN_PROBLEMS: Final = 8
 
 
 def run(args: Namespace, terminal: Terminal) -> int:
-    """Prove, write and show. Raises TrothError: the model cannot be loaded, or has no draft head."""
+    """Prove, write and show.
+
+    Raises:
+        TrothError: the model cannot be loaded or has no draft head, or the certificate cannot be written.
+    """
     model, engine = flags.model_options(args), flags.engine_options(args)
     artifact = compose.find(model)
     with Progress(terminal, "starting") as progress:
@@ -44,7 +51,7 @@ def run(args: Namespace, terminal: Terminal) -> int:
         terminal.line(f"- {problem}")
     if proved:
         terminal.line("")
-        terminal.line(f"{path} speaks for these files, this version of Troth, {_numbers(certificate)}.")
+        terminal.line(f"{path} speaks for these files, this version of Troth, {_numbers(certificate.computation)}.")
     return DONE if proved else FAILED
 
 
@@ -67,6 +74,5 @@ def _rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _numbers(certificate: Any) -> str:
-    computation = certificate.computation
+def _numbers(computation: Computation) -> str:
     return f"computing in {computation.dtype} with a KV cache in {computation.kv_dtype} on {computation.device}"

@@ -57,7 +57,7 @@ COMMANDS: Final = (
         summary="answer one prompt",
         details="Streams the answer to standard output; progress and statistics go to standard error.",
         operand=Operand("prompt", "PROMPT", "?", "the prompt; - or nothing reads standard input"),
-        groups=(flags.RUN, flags.SAMPLING, flags.THINKING, flags.MODEL, flags.TEMPLATE),
+        groups=(flags.RUN, flags.SAMPLING, flags.THINKING, flags.SPECULATION, flags.MODEL, flags.TEMPLATE),
     ),
     Command(
         name="chat",
@@ -72,7 +72,7 @@ COMMANDS: Final = (
         summary="serve a model over HTTP (OpenAI API)",
         details="Serves until Ctrl-C or SIGTERM, then lets running answers end for a few seconds and exits with 0.",
         operand=_MODEL,
-        groups=(flags.SERVE, flags.BATCH, flags.DISK_CACHE, flags.MODEL, flags.TEMPLATE),
+        groups=(flags.SERVE, flags.BATCH, flags.SPECULATION, flags.DISK_CACHE, flags.MODEL, flags.TEMPLATE),
     ),
     Command(
         name="models",
@@ -86,7 +86,7 @@ COMMANDS: Final = (
         summary="show the memory a model needs, before loading it",
         details="Exits with 1 when the model does not fit, and then names the nearest plan that does.",
         operand=_MODEL,
-        groups=(flags.MODEL, flags.BATCH, flags.DISK_CACHE, flags.JSON),
+        groups=(flags.MODEL, flags.BATCH, flags.SPECULATION, flags.DISK_CACHE, flags.JSON),
     ),
     Command(
         name="probe",

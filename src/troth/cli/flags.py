@@ -80,12 +80,26 @@ BATCH: Final = Group(
         _flag("--rows", "max_rows", _count, "N", "requests computed together (default: 8 on a CPU, 256 on a GPU)"),
         _flag("--chunk-tokens", "chunk_tokens", _count, "N", "prompt tokens fed per step beside running answers"),
         _flag("--kv-memory", "kv_memory_bytes", values.size_bytes, "SIZE", "memory of the KV cache, such as 4G"),
+    ),
+)
+"""How requests share the model."""
+
+SPECULATION: Final = Group(
+    "speculation",
+    (
         _flag(
             "--speculate",
             "speculation",
             values.words,
             "SOURCES",
-            "who drafts tokens: ngram, grammar, mtp (default: nobody)",
+            "who drafts tokens: ngram, grammar, mtp, draft (default: nobody)",
+        ),
+        _flag(
+            "--draft-model",
+            "draft_model",
+            values.some_text,
+            "PATH",
+            "a second model of the same vocabulary, for --speculate draft",
         ),
         _flag(
             "--speculate-uncertified",
@@ -96,7 +110,7 @@ BATCH: Final = Group(
         ),
     ),
 )
-"""How requests share the model."""
+"""Who drafts."""
 
 DISK_CACHE: Final = Group(
     "disk cache",

@@ -64,8 +64,10 @@ class EngineOptions:
     deterministic: bool = False
     """Whether a request gets the same bits whatever it is computed beside; on a GPU, at some cost."""
     speculation: tuple[str, ...] = ()
-    """Who drafts tokens for requests that do not say: ngram, grammar, mtp; empty: nobody. Naming mtp loads the model's
-    draft head, which needs a certificate (``troth certify``)."""
+    """Who drafts tokens for requests that do not say: ngram, grammar, mtp, draft; empty: nobody. Naming mtp loads the
+    model's draft head, which needs a certificate (``troth certify``)."""
+    draft_model: str | None = None
+    """A path (folder or .gguf) of a second model with the same vocabulary, loaded to draft; None: no second model."""
     speculate_uncertified: bool = False
     """Load a draft head that no certificate speaks for, and say so with every answer. For development."""
     consumer_idle_s: float = 30.0

@@ -42,21 +42,28 @@ class AttentionSpec:
     frontier_width: int = 0
     """Numbers, float32, that each block keeps besides: the hidden state of its last token, with which a draft head goes
     on behind the block. 0: no draft head has its layer here; else it has the last one."""
+    guests: tuple[AttentionSpec, ...] = ()
+    """Layers of a draft model that keep their keys and values in the same blocks, whatever their window."""
 
     rewindable: ClassVar[bool] = True
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers of the group, keys and values."""
+        """Bytes of one block over all layers of the group, guests included, keys and values."""
+        of_guests = sum(guest.bytes_per_block for guest in self.guests)
+        return self._layer_bytes * len(self.layers) + 4 * self.frontier_width + of_guests
+
+    @property
+    def _layer_bytes(self) -> int:
         per_head = (self.head_dim + self.value_dim) * self.element_bytes + 2 * self.scale_bytes
-        return BLOCK_TOKENS * self.num_kv_heads * per_head * len(self.layers) + 4 * self.frontier_width
+        return BLOCK_TOKENS * self.num_kv_heads * per_head
 
     @property
     def head_bytes(self) -> int:
         """Bytes that a draft head keeps of one row besides: a block, and hidden states that it was not fed yet."""
         if not self.frontier_width:
             return 0
-        return self.bytes_per_block // len(self.layers) + 4 * self.frontier_width * UNFED_TOKENS
+        return self._layer_bytes + 4 * self.frontier_width * UNFED_TOKENS
 
     def blocks_for(self, num_tokens: int, chunk_tokens: int) -> int:
         """Most blocks a row of ``num_tokens`` holds at once when at most ``chunk_tokens`` are fed per step."""
@@ -137,3 +144,17 @@ def with_scales(specs: tuple[CacheSpec, ...], scale_bytes: int) -> tuple[CacheSp
 def attention_groups(specs: tuple[CacheSpec, ...]) -> tuple[AttentionSpec, ...]:
     """The groups that own block pools, in order; their index is the group number of plans and block tables."""
     return tuple(spec for spec in specs if isinstance(spec, AttentionSpec))
+
+
+def host_group(specs: tuple[CacheSpec, ...]) -> int | None:
+    """Number of the attention group whose blocks can have guests, for they hold every token; None: there is none."""
+    return next((group for group, spec in enumerate(attention_groups(specs)) if spec.window is None), None)
+
+
+def with_guests(specs: tuple[CacheSpec, ...], guests: tuple[AttentionSpec, ...]) -> tuple[CacheSpec, ...]:
+    """The same groups, the layers of a draft model in the blocks of the host group, numbered behind the model's own."""
+    group = host_group(specs)
+    assert group is not None, "no group keeps every token"
+    host, first = attention_groups(specs)[group], 1 + max(layer for spec in specs for layer in spec.layers)
+    moved = tuple(replace(guest, layers=tuple(first + layer for layer in guest.layers)) for guest in guests)
+    return tuple(replace(host, guests=moved) if spec is host else spec for spec in specs)

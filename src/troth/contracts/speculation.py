@@ -13,12 +13,13 @@ from typing import Final, Literal, Protocol, get_args
 from troth.contracts.bounds import mistyped, require_flag, require_integer, shown
 from troth.errors import RequestError
 
-DraftSourceName = Literal["grammar", "external", "ngram", "mtp"]
+DraftSourceName = Literal["grammar", "external", "ngram", "mtp", "draft"]
 """grammar: tokens that the answer's grammar forces; external: a text the caller predicts; ngram: what followed the
-same tokens earlier in prompt or answer; mtp: the model's own draft head (multi-token prediction)."""
+same tokens earlier in prompt or answer; mtp: the model's own draft head (multi-token prediction); draft: a
+second, smaller model."""
 DRAFT_SOURCES: Final[tuple[DraftSourceName, ...]] = get_args(DraftSourceName)
-"""In the order in which they are asked: the surest first, and last the one that always knows something."""
-MAX_DRAFTS: Final[dict[DraftSourceName, int]] = {"grammar": 8, "external": 8, "ngram": 16, "mtp": 8}
+"""In the order in which they are asked: the surest first, and last those that always know something."""
+MAX_DRAFTS: Final[dict[DraftSourceName, int]] = {"grammar": 8, "external": 8, "ngram": 16, "mtp": 8, "draft": 8}
 """Most drafts of one source in one step."""
 
 

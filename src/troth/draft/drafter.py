@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from troth.contracts.speculation import MAX_DRAFTS, DraftSource, DraftSourceName, Speculation, SpeculationStats
-from troth.draft.head import NO_HEAD, HeadTerms
+from troth.draft.made import NOTHING_MADE, MadeTerms
 from troth.draft.tally import DraftTally
 from troth.draft.worth import Chance, Worth
 
@@ -21,7 +21,7 @@ class Drafter:
         wanted: what the request says.
         sources: those it may use, in the order in which they are asked.
         worths: of the engine, by source.
-        head: what the engine has for the source mtp.
+        made: what the engine has for the sources whose drafts are made in the step.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class Drafter:
         wanted: Speculation,
         sources: Sequence[DraftSource],
         worths: Mapping[DraftSourceName, Worth],
-        head: HeadTerms = NO_HEAD,
+        made: Mapping[DraftSourceName, MadeTerms] = NOTHING_MADE,
     ) -> None:
         self._wanted = wanted
         self._sources = sources
         self._worths = worths
-        self._head = head if any(one.name == "mtp" for one in sources) else None
+        self._made = [made[one.name] for one in sources if one.name in made]
         self._chances: dict[DraftSourceName, Chance] = {one.name: worths[one.name].chance(one.name) for one in sources}
         self._tally = DraftTally()
         self._asked: DraftSourceName | None = None
@@ -81,10 +81,9 @@ class Drafter:
 
     def stats(self) -> SpeculationStats:
         """What became of all of them."""
-        if self._head is None:
-            return self._tally.stats(self._why_resting())
-        done = self._tally.stats(self._head.failure() or self._why_resting())
-        return replace(done, uncertified=self._head.uncertified)
+        failures = [failure for failure in (terms.failure() for terms in self._made) if failure is not None]
+        done = self._tally.stats(failures[0] if failures else self._why_resting())
+        return replace(done, uncertified=any(terms.uncertified for terms in self._made))
 
     def _why_resting(self) -> str | None:
         if not self._rests:

@@ -21,7 +21,13 @@ MAX_CREDIT_STEPS: Final = 4.0
 """...steps it may be ahead, for later trials. No debt is larger: one step may have been slow by accident."""
 WORTHWHILE: Final = 1.02
 """Expected speed over that without drafts below which none are made."""
-FIRST_CHANCES: Final[Mapping[DraftSourceName, float]] = {"grammar": 0.95, "external": 0.8, "ngram": 0.6, "mtp": 0.8}
+FIRST_CHANCES: Final[Mapping[DraftSourceName, float]] = {
+    "grammar": 0.95,
+    "external": 0.8,
+    "ngram": 0.6,
+    "mtp": 0.8,
+    "draft": 0.7,
+}
 """How likely a draft is right before any was made."""
 WEIGHT: Final = 4.0
 """Drafts that what is known of other requests counts for in a new one."""

@@ -7,7 +7,7 @@ A family module exports ``Config`` (a frozen dataclass with ``from_hf`` and, whe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -50,6 +50,18 @@ class FamilyConfig(Protocol):
 
     def cache_specs(self, element_bytes: int) -> tuple[CacheSpec, ...]:
         """The model's cache groups, with ``element_bytes`` per cached number."""
+
+
+@runtime_checkable
+class HeadConfig(Protocol):
+    """What the config of a family whose checkpoints may hold a draft head has besides."""
+
+    @property
+    def draft_head_refusal(self) -> str | None:
+        """Why the checkpoint's draft head cannot be loaded; None: it can."""
+
+    def with_draft_head(self) -> FamilyConfig:
+        """The same, with the draft head loaded and cached."""
 
 
 class Model(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Final
 from troth.artifact.artifact import Artifact
 from troth.config.families import FAMILIES, GGUF_FAMILIES
 from troth.errors import ModelLoadError
-from troth.models.family import FamilyConfig, Model, Placement
+from troth.models.family import FamilyConfig, HeadConfig, Model, Placement
 from troth.weights.source import Progress, WeightSource
 
 DRAFT_TENSORS: Final = ("mtp.*",)
@@ -43,13 +43,15 @@ class Recognised:
     @property
     def draft_head_refusal(self) -> str | None:
         """Why the model cannot draft for itself; None: it has a head for that which can be loaded."""
-        refusal: str | None = getattr(self.config, "draft_head_refusal", "its family has no draft heads")
-        return refusal
+        if not isinstance(self.config, HeadConfig):
+            return "its family has no draft heads"
+        return self.config.draft_head_refusal
 
     def with_draft_head(self) -> Recognised:
         """The same with its draft head, which ``load`` then loads; there is one."""
+        assert isinstance(self.config, HeadConfig), f"{self.family}: {self.draft_head_refusal}"
         assert self.draft_head_refusal is None, self.draft_head_refusal
-        return replace(self, config=self.config.with_draft_head())  # type: ignore[attr-defined]
+        return replace(self, config=self.config.with_draft_head())
 
 
 def recognise(artifact: Artifact) -> Recognised:

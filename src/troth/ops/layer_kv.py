@@ -8,7 +8,7 @@ Legend: T tokens, N blocks of the pool, K key-value heads, D head size, S = 16 s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import torch
@@ -34,6 +34,11 @@ class LayerKV:
     k_scale_NKS: Tensor | None = None
     """float32; None: ``k_NKDS`` holds the numbers themselves."""
     v_scale_NKS: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is held, by field: the same fields in every layer of a cache."""
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
 
     def keys(self, blocks: Tensor) -> Tensor:
         """Keys of some blocks, ids [...]: [..., K, D, S], float32 where they are int8, else as they are held."""

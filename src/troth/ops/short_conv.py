@@ -1,4 +1,4 @@
-"""A short causal convolution over each channel, with SiLU, for rows of any length (Gu and Dao 2023, Mamba).
+"""A short causal convolution over each channel, with SiLU or plain, for rows of any length (Gu and Dao 2023, Mamba).
 
 Legend: T tokens, C channels, K taps, J = K - 1 remembered inputs, N rows of the persistent batch, L drafts of a trail.
 """
@@ -34,6 +34,7 @@ _STEPS: Final[dict[str, Sequence[RowSpec]]] = {
     "shorter-than-the-taps": [(1, 0, 2), (0, 5, 2)],
     "mixed": [(4, 2, 1), (1, 0, 1), (0, 0, 17), (3, 1, 5)],
 }
+_PLAIN_STEPS: Final[dict[str, StateStep]] = {"mixed": _STEPS["mixed"], **DRAFT_STEPS}
 _TIMED_SIZES: Final = (4, 8192)
 """Taps, channels."""
 
@@ -43,6 +44,8 @@ def _grid() -> Iterator[Case]:
         yield Case(f"{step}-{sizes(taps, channels)}", partial(_arguments, specs, taps, channels))
     for (step, drafts), taps in product(DRAFT_STEPS.items(), (2, 4)):
         yield Case(f"{step}-{sizes(taps, 33)}", partial(_arguments, drafts, taps, 33))
+    for step, plain in _PLAIN_STEPS.items():
+        yield Case(f"{step}-{sizes(3, 33)}-plain", partial(_arguments, plain, 3, 33, silu=False))
     for step, timed in TIMED_STATE_STEPS.items():
         yield Case(f"{step}-{sizes(*_TIMED_SIZES)}", partial(_arguments, timed, *_TIMED_SIZES), timed=True)
 
@@ -55,7 +58,9 @@ def _grid() -> Iterator[Case]:
     },
     grid=_grid,
 )
-def short_conv(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows) -> Tensor:
+def short_conv(
+    x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows, silu: bool = True
+) -> Tensor:
     """silu(sum over k of weight[k] * x[t - (K - 1) + k]), per row and channel.
 
     Args:
@@ -67,6 +72,7 @@ def short_conv(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Te
         trail_NLC: float32 [N, L, C]: the inputs of the drafts of each row's last step. Read where a row recalls,
             overwritten where one verifies.
         rows: which tokens belong to which row.
+        silu: False: the sum itself, as in LFM2, which gates it outside.
 
     Returns:
         float [T, C], dtype of x; accumulated in float32, rounded once.
@@ -81,7 +87,8 @@ def short_conv(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Te
         before_JC = state_JC if rows.starts[r] > 0 else torch.zeros_like(state_JC)
         seen = torch.cat((before_JC, x_TC[begin : begin + count].float()))
         for t in range(count):
-            out_TC[begin + t] = F.silu((seen[t : t + taps] * weight_KC).sum(dim=0)).to(x_TC.dtype)
+            total_C = (seen[t : t + taps] * weight_KC).sum(dim=0)
+            out_TC[begin + t] = (F.silu(total_C) if silu else total_C).to(x_TC.dtype)
         num_drafts = count - 1 if r in rows.verifying else 0
         num_fed = count - num_drafts
         trail_LC[:num_drafts] = x_TC[begin + num_fed : begin + count]
@@ -96,11 +103,11 @@ def recall(state_JC: Tensor, trail_AC: Tensor) -> None:
         state_JC.copy_(torch.cat((state_JC, trail_AC))[-len(state_JC) :])
 
 
-def _arguments(step: StateStep, taps: int, channels: int, inputs: Inputs) -> tuple[Any, ...]:
+def _arguments(step: StateStep, taps: int, channels: int, inputs: Inputs, silu: bool = True) -> tuple[Any, ...]:
     drafts = step if isinstance(step, DraftStep) else DraftStep(step)
     specs, rows = drafts.specs, drafts.rows(inputs.device)
     # The input arrives as a slice of a wider product.
     x_TC = inputs.normal(sum(rows.num_new), channels + 3)[:, :channels]
     weight_KC = inputs.normal(taps, channels, dtype=torch.float32)
     state_NJC = inputs.state(specs, (taps - 1, channels))
-    return x_TC, weight_KC, state_NJC, inputs.trail(specs, drafts.recalls, (channels,)), rows
+    return x_TC, weight_KC, state_NJC, inputs.trail(specs, drafts.recalls, (channels,)), rows, silu

@@ -22,9 +22,10 @@ from troth.contracts.cache_spec import CacheSpec, attention_groups, recurrent_by
 from troth.contracts.ports import EngineInfo
 from troth.contracts.progress import LoadProgress
 from troth.contracts.speculation import read_speculation
-from troth.draft.head import HeadTerms
+from troth.draft.made import NOTHING_MADE, MadeTerms
 from troth.errors import OptionError, RequestError
 from troth.models.family import Model, Placement
+from troth.models.registry import Recognised
 from troth.ops import registry
 from troth.ops.registry import ProviderStatus
 from troth.run.decode_steps import pipeline_depth, step_builders
@@ -111,6 +112,7 @@ class Loaded:
     """As it was measured."""
     cost: StepCost
     model: Model
+    draft_model: Model | None
     cache: CacheStorage
     checkpoints: CheckpointStorage | None
     runner: ModelRunner
@@ -125,12 +127,14 @@ def activate(planned: Planned) -> tuple[ProviderStatus, ...]:
 
 def load_runner(planned: Planned, grammars: RowGrammars | None, progress: LoadProgress) -> Loaded:
     """Read the weights and make the caches of a plan that fits. Raises ModelLoadError, OutOfMemory."""
-    model = _load(planned, progress)
-    planned, cost = _measured(planned, model, progress)
+    model = _load(planned, planned.recognised, progress)
+    draft_model = None if planned.draft_model is None else _load(planned, planned.draft_model, progress)
+    planned, cost = _measured(planned, model, draft_model, progress)
     cache = _cache(planned)
     num_checkpoints = planned.plan.num_checkpoints
     checkpoints = CheckpointStorage(cache, num_checkpoints) if num_checkpoints else None
-    return Loaded(planned, cost, model, cache, checkpoints, _runner(planned, model, cache, checkpoints, grammars))
+    runner = _runner(planned, model, cache, checkpoints, grammars, draft_model)
+    return Loaded(planned, cost, model, draft_model, cache, checkpoints, runner)
 
 
 def provider_order(engine: EngineOptions, specs: tuple[CacheSpec, ...]) -> tuple[str, ...] | None:
@@ -158,24 +162,31 @@ def _kv_dtype(planned: Planned) -> torch.dtype:
     return kv_dtype
 
 
-def _load(planned: Planned, progress: LoadProgress) -> Model:
+def _load(planned: Planned, recognised: Recognised, progress: LoadProgress) -> Model:
     dtype: torch.dtype = getattr(torch, planned.resolved.dtype)
     place = Placement(device=_device(planned), dtype=dtype, context_tokens=planned.plan.context_tokens)
-    model = planned.recognised.load(place, lambda done, total: progress("reading weights", done, total))
+    model = recognised.load(place, lambda done, total: progress("reading weights", done, total))
     if not planned.resolved.is_cpu:
         release()
     return model
 
 
-def _measured(planned: Planned, model: Model, progress: LoadProgress) -> tuple[Planned, StepCost]:
+def _measured(
+    planned: Planned, model: Model, draft_model: Model | None, progress: LoadProgress
+) -> tuple[Planned, StepCost]:
     """The plan once more, with what a step really takes of the device. Raises ModelLoadError when it does not fit."""
     progress("warming up", 0, 2)
     device, resolved = _device(planned), planned.resolved
     weights_bytes = planned.plan.weights_bytes if resolved.is_cpu else torch.cuda.memory_allocated(device)
-    trial = StepTrial(
-        model, planned.specs, max_samples=max_samples(resolved), kv_dtype=_kv_dtype(planned), device=device
-    )
-    cost = trial.measure(min(resolved.step_tokens, planned.plan.context_tokens))
+    tokens = min(resolved.step_tokens, planned.plan.context_tokens)
+
+    def measured(one: Model, specs: tuple[CacheSpec, ...]) -> StepCost:
+        samples, kv_dtype = max_samples(resolved), _kv_dtype(planned)
+        return StepTrial(one, specs, max_samples=samples, kv_dtype=kv_dtype, device=device).measure(tokens)
+
+    cost = measured(model, planned.specs)
+    if draft_model is not None:
+        cost = cost.then(measured(draft_model, planned.draft_specs))
     if not resolved.is_cpu:
         torch.cuda.empty_cache()
     if cost.transient_bytes is not None:
@@ -204,6 +215,7 @@ def _runner(
     cache: CacheStorage,
     checkpoints: CheckpointStorage | None,
     grammars: RowGrammars | None,
+    draft_model: Model | None,
 ) -> ModelRunner:
     batches, decodes = step_builders(
         model,
@@ -213,7 +225,7 @@ def _runner(
         context_tokens=planned.plan.context_tokens,
         device=_device(planned),
     )
-    return ModelRunner(model, cache, batches, decodes, checkpoints, grammars)
+    return ModelRunner(model, cache, batches, decodes, checkpoints, grammars, draft_model)
 
 
 def scheduler_limits(planned: Planned) -> SchedulerLimits:
@@ -241,10 +253,15 @@ def _drafting(planned: Planned, scheduler: Scheduler, grammars: RowGrammars, run
         default = read_speculation(planned.engine.speculation)
     except RequestError as error:
         raise OptionError(str(error)) from error
-    head = HeadTerms(
-        refusal=planned.head.refusal, uncertified=planned.head.uncertified, failure=lambda: runner.draft_head_failure
+    made = dict(NOTHING_MADE)
+    if planned.draft_model is not None:
+        made["draft"] = MadeTerms(refusal=None, failure=lambda: runner.made_drafts_failure)
+    made["mtp"] = MadeTerms(
+        refusal=planned.head.refusal, uncertified=planned.head.uncertified, failure=lambda: runner.made_drafts_failure
     )
-    return Drafting(scheduler, time.monotonic, default=default, forced_ids=grammars.forced_ids, head=head)
+    if (refusal := made["draft"].refusal) is not None and "draft" in default.sources:
+        raise OptionError(f"speculation draft: {refusal}")
+    return Drafting(scheduler, time.monotonic, default=default, forced_ids=grammars.forced_ids, made=made)
 
 
 def _disk_cache(planned: Planned, providers: list[str], scheduler: Scheduler, copies: HostCopies) -> DiskCache | None:

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from troth.artifact.artifact import Artifact
 from troth.artifact.json_file import read_json_object
-from troth.errors import ModelLoadError
+from troth.errors import ModelLoadError, OptionError
 
 FORMAT: Final = 1
 """Raised by one whenever the fields change their meaning."""
@@ -73,12 +73,20 @@ class Certificate:
         return None
 
     def write(self, path: Path) -> None:
-        """Put it in its place, whole or not at all. Raises OSError."""
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Put it in its place, whole or not at all. Raises OptionError: the folder cannot be written to."""
         text = json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8") as new:
-            new.write(f"{text}\n")
-        os.replace(new.name, path)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            unfinished.write_text(f"{text}\n", encoding="utf-8")
+            unfinished.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                unfinished.unlink()
+            why = error.strerror or error
+            raise OptionError(
+                f"{path}: the certificate cannot be written: {why}; set XDG_CACHE_HOME to another folder"
+            ) from error
 
 
 def read_certificate(path: Path) -> Certificate | None:

@@ -20,27 +20,24 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from troth.cache.storage import CacheStorage
-from troth.contracts.cache_spec import attention_groups
 from troth.contracts.events import Completed, Event, Failed, Segment, TokenText
 from troth.contracts.failures import error_from_event
-from troth.contracts.names import BLOCK_TOKENS, BlockId, RequestId, Row
-from troth.contracts.plan import BlockUpdate, StepPlan
+from troth.contracts.names import RequestId, Row
+from troth.contracts.plan import StepPlan
 from troth.contracts.ports import PendingStep
 from troth.contracts.progress import LoadProgress
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
 from troth.contracts.speculation import Speculation
-from troth.draft.head import HeadTerms
+from troth.draft.made import MadeTerms
 from troth.draft.tally import DraftTally
 from troth.models.plain_head import PlainHead
 from troth.models.qwen3_5 import Config
 from troth.run.assemble import Loaded, activate, load_runner, scheduler_limits
-from troth.run.batch import BatchBuilder
-from troth.run.device_batch import DeviceBatches
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
-from troth.run.head_passes import Wanted
+from troth.run.lone_prompt import LonePrompt
+from troth.run.made_drafts import Wanted
 from troth.run.planned import Planned, require_fit
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler
@@ -206,13 +203,13 @@ class _Trial:
         self.runner = _Watched(loaded.runner)
         self.progress = progress
         scheduler = Scheduler(scheduler_limits(loaded.planned))
-        head = HeadTerms(refusal=None, failure=lambda: loaded.runner.draft_head_failure)
+        head = MadeTerms(refusal=None, failure=lambda: loaded.runner.made_drafts_failure)
         self.loop = EngineLoop(
             scheduler,
             self.runner,
             tokenizer,
             clock=time.monotonic,
-            drafting=Drafting(scheduler, time.monotonic, head=head),
+            drafting=Drafting(scheduler, time.monotonic, made={"mtp": head}),
         )
 
     def serve(
@@ -237,17 +234,9 @@ class _Trial:
     @torch.inference_mode()
     def hidden(self, token_ids: Sequence[int]) -> Tensor:
         """Final hidden states of a whole sequence fed at once, in caches of its own, float [T, D]."""
-        planned, count = self.loaded.planned, len(token_ids)
-        groups, num_blocks = attention_groups(planned.specs), -(-count // BLOCK_TOKENS)
-        device = torch.device(planned.resolved.device)
-        dtype: torch.dtype = getattr(torch, planned.resolved.kv_dtype)
-        cache = CacheStorage(planned.specs, (num_blocks,) * len(groups), 1, dtype=dtype, device=device)
-        batches = BatchBuilder(groups, 1, count) if device.type == "cpu" else DeviceBatches(groups, 1, count, device)
-        plan = StepPlan(0, [Row(0)], [RequestId("whole")], [0], [count], [0], [0], list(token_ids))
-        blocks = [BlockId(i) for i in range(num_blocks)]
-        plan.block_updates = [BlockUpdate(Row(0), group, 0, blocks) for group in range(len(groups))]
-        batches.follow(plan)
-        return self.loaded.model.forward(batches.build(plan), cache)
+        planned = self.loaded.planned
+        device, kv_dtype = torch.device(planned.resolved.device), getattr(torch, planned.resolved.kv_dtype)
+        return LonePrompt(self.loaded.model, planned.specs, token_ids, kv_dtype=kv_dtype, device=device).hidden()
 
     def close(self) -> None:
         """Give the memory back."""
@@ -309,5 +298,5 @@ def _count(trial: _Trial, findings: Findings) -> None:
     findings.accepted_by_depth = stats.accepted_by_depth
     if stats.num_drafted == 0:
         findings.problems.append("nothing was drafted")
-    if trial.loaded.runner.draft_head_failure is not None:
-        findings.problems.append(trial.loaded.runner.draft_head_failure)
+    if trial.loaded.runner.made_drafts_failure is not None:
+        findings.problems.append(trial.loaded.runner.made_drafts_failure)

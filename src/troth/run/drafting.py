@@ -7,7 +7,7 @@ Refuses to know sources (``draft/``) and how drafts are verified (``draws.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from troth.contracts.names import NO_ROW, RequestId, Row
@@ -24,7 +24,7 @@ from troth.contracts.speculation import (
 from troth.draft.drafter import Drafter
 from troth.draft.external import ExternalSource
 from troth.draft.forced import GrammarSource
-from troth.draft.head import NO_HEAD, HeadSource, HeadTerms
+from troth.draft.made import NOTHING_MADE, MadeSource, MadeTerms
 from troth.draft.ngram import NgramSource
 from troth.draft.tally import DraftTally
 from troth.draft.worth import Worth
@@ -41,7 +41,7 @@ class Drafting:
         clock: seconds.
         default: for requests that say nothing; None: no drafts.
         forced_ids: what a row's grammar lets come next and nothing else; None: no request may have a grammar.
-        head: what there is for the source mtp.
+        made: what there is for sources whose drafts are made in the step; others have nothing.
     """
 
     def __init__(
@@ -51,16 +51,18 @@ class Drafting:
         *,
         default: Speculation | None = None,
         forced_ids: Callable[[Row], Sequence[int]] | None = None,
-        head: HeadTerms = NO_HEAD,
+        made: Mapping[DraftSourceName, MadeTerms] = NOTHING_MADE,
     ) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._default = default
         self._forced_ids = forced_ids
-        self._head = head
+        self._made = {**NOTHING_MADE, **made}
         # Looking drafts up costs next to nothing, making them is part of the step: their costs are not each other's.
-        found, made = Worth(), Worth()
-        self._worths: dict[DraftSourceName, Worth] = {name: made if name == "mtp" else found for name in DRAFT_SOURCES}
+        self._found_worth, self._made_worth = Worth(), Worth()
+        self._worths: dict[DraftSourceName, Worth] = {
+            name: self._made_worth if name in self._made else self._found_worth for name in DRAFT_SOURCES
+        }
         self._drafters: dict[RequestId, Drafter] = {}
         self._num_drafting = 1
         """Rows that had drafts in the last step that had any."""
@@ -85,7 +87,7 @@ class Drafting:
                 sources.append(self._source(name, request, wanted))
             elif named:
                 raise CapabilityUnavailable(f"speculation {name}", refusal, param="speculation")
-        return Drafter(wanted, sources, self._worths, self._head)
+        return Drafter(wanted, sources, self._worths, self._made)
 
     def begin(self, request_id: RequestId, drafter: Drafter) -> None:
         """Draft for a request that the scheduler took, until it ends."""
@@ -137,8 +139,8 @@ class Drafting:
         num_rows = plan.num_decodes + plan.num_verifies
         if num_rows == len(plan.rows):
             # A step of both kinds costs what the dearer one does.
-            worths = [self._worths["mtp"]] if "mtp" in names else [self._worths["ngram"]]
-            for worth in worths if names else {*self._worths.values()}:
+            both = (self._found_worth, self._made_worth)
+            for worth in both if not names else both[1:] if names & self._made.keys() else both[:1]:
                 worth.note_step(num_rows, plan.num_exact - num_rows, num_accepted, seconds)
 
     def _why_not(self, name: DraftSourceName, request: Request, wanted: Speculation) -> str | None:
@@ -146,8 +148,8 @@ class Drafting:
             return "the request has no grammar"
         if name == "external" and not wanted.predicted_ids:
             return "the request predicts no text"
-        if name == "mtp":
-            return self._head.refusal or self._head.failure()
+        if name in self._made:
+            return self._made[name].refusal or self._made[name].failure()
         return None
 
     def _source(self, name: DraftSourceName, request: Request, wanted: Speculation) -> DraftSource:
@@ -155,8 +157,8 @@ class Drafting:
             return ExternalSource(wanted.predicted_ids)
         if name == "grammar":
             return GrammarSource(partial(self._forced, request.request_id))
-        if name == "mtp":
-            return HeadSource(self._head)
+        if name in self._made:
+            return MadeSource(name, self._made[name])
         return NgramSource()
 
     def _forced(self, request_id: RequestId) -> Sequence[int]:

@@ -12,9 +12,8 @@ gives it a thread and an inbox. Next: ``schedule/scheduler.py`` (what to compute
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import replace
 from typing import Final, Protocol
 
 from troth.contracts.events import Completed, Event, Prefill, Queued
@@ -22,7 +21,6 @@ from troth.contracts.failures import failure_event
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
 from troth.contracts.ports import Clock, EngineStatus, PendingStep, StepRunner
-from troth.contracts.prefix_cache import PrefixCacheStatus
 from troth.contracts.request import Request
 from troth.contracts.speculation import SpeculationStats
 from troth.errors import (
@@ -37,6 +35,7 @@ from troth.errors import (
 from troth.run.disk_port import DiskPort
 from troth.run.drafting import Drafting
 from troth.run.emit import Emission, Emitter
+from troth.run.engine_totals import EngineTotals
 from troth.run.live_request import LiveRequest, Sink
 from troth.run.memory_guard import MemoryGuard
 from troth.schedule.scheduler import RowOutcome, Scheduler
@@ -102,11 +101,7 @@ class EngineLoop:
         self._restoring: set[RequestId] = set()
         """Requests that may wait for the disk tier."""
         self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
-        self._num_steps = 0
-        self._num_prompt_tokens = 0
-        self._num_completion_tokens = 0
-        self._num_cached_tokens = 0
-        self._ends: Counter[str] = Counter()
+        self._totals = EngineTotals()
 
     def emitter(self, request: Request, *, whole: bool = False) -> Emitter:
         """What ``add`` needs to turn a request's tokens into text. Safe in any thread, and tools take time to compile.
@@ -131,7 +126,7 @@ class EngineLoop:
             drafter = self._drafting.drafter(request) if self._drafting is not None else None
             self._scheduler.add(request)
         except (RequestError, Busy) as error:
-            self._ends[type(error).__name__] += 1
+            self._totals.note_end(type(error).__name__)
             # Progress precedes the refusal, so that a client learns how long its prompt was.
             sink.offer(Prefill(num_done=0, num_cached=0, num_total=len(request.prompt_ids)))
             sink.offer(failure_event(error))
@@ -246,34 +241,8 @@ class EngineLoop:
 
     def status(self, state: str, downgrades: tuple[str, ...]) -> EngineStatus:
         """A snapshot of counters and queues."""
-        return EngineStatus(
-            state=state,
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_steps=self._num_steps,
-            blocks_used=tuple(pool.num_used for pool in self._scheduler.pools),
-            blocks_free=tuple(pool.num_free for pool in self._scheduler.pools),
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_completion_tokens=self._num_completion_tokens,
-            num_cached_tokens=self._num_cached_tokens,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_requests_by_end=dict(self._ends),
-            downgrades=downgrades,
-            speculation=None if self._drafting is None else self._drafting.totals(),
-            prefix_cache=self._prefix_cache_status(),
-            memory=None if self._memory is None else self._memory.status(),
-        )
-
-    def _prefix_cache_status(self) -> PrefixCacheStatus | None:
-        index = self._scheduler.prefix_index
-        if index is None:
-            return None
-        pins = self._scheduler.pins
-        return replace(
-            index.status(),
-            pins=pins.status(),
-            pinned_bytes=pins.num_bytes,
-            disk=None if self._disk is None else self._disk.status(),
+        return self._totals.status(
+            state, downgrades, self._scheduler, drafting=self._drafting, disk=self._disk, memory=self._memory
         )
 
     def _work_disk(self) -> bool:
@@ -308,7 +277,7 @@ class EngineLoop:
         return under_way
 
     def _launch(self, plan: StepPlan) -> None:
-        self._num_steps += 1
+        self._totals.note_step()
         try:
             self._in_flight.append((plan, self._runner.launch(plan)))
         except DeviceError as error:
@@ -342,8 +311,7 @@ class EngineLoop:
             if live is not None and live.started_at is None:
                 live.started_at = now
                 live.num_cached = admission.num_cached_tokens
-                self._num_prompt_tokens += len(live.request.prompt_ids)
-                self._num_cached_tokens += admission.num_cached_tokens
+                self._totals.note_admission(live)
 
     def _apply(self, outcomes: list[RowOutcome], error: DeviceError | None) -> None:
         for outcome in outcomes:
@@ -427,8 +395,7 @@ class EngineLoop:
     def _end(self, live: LiveRequest, end: str) -> SpeculationStats | None:
         """Forget a request; what became of its drafts."""
         del self._live[live.request.request_id]
-        self._ends[end] += 1
-        self._num_completion_tokens += live.emitter.num_emitted
+        self._totals.note_end(end, live.emitter.num_emitted)
         if self._disk is not None:
             self._disk.forget(live.request.request_id)
         return None if self._drafting is None else self._drafting.end(live.request.request_id)

@@ -2,8 +2,9 @@
 
 A replay costs the host one call, whatever the model's depth. Rows are padded up to the next captured number; the
 padding writes nowhere and reads nothing. What a capture leaves out would go unnoticed, so each is proved when it is
-made: its logits are spoilt, it is replayed, and they must come out as from the ordinary step.
-Legend: R rows, padding included, V vocabulary.
+made: its logits are spoilt, it is replayed, and they must come out as from the ordinary step. Recurrent states are put
+back in between (``cache/row_states.py``).
+Legend: R rows, padding included, D model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -107,8 +108,7 @@ class DecodeGraphs:
         began = time.monotonic()
         inputs = self._batches.decode_inputs(rows)
         self._batches.fill(inputs, plan)
-
-        hidden_RD = torch.empty(0)
+        count, hidden_RD = len(plan.rows), torch.empty(0)
 
         def step() -> Tensor:
             nonlocal hidden_RD
@@ -117,20 +117,21 @@ class DecodeGraphs:
             return self._model.logits(hidden_RD)
 
         before = RowStates(self._cache, plan.rows)
-        ordinary_RV = step()[: len(plan.rows)]
+        ordinary_RV = step()[:count]
+        ordinary_RD = hidden_RD[:count]
         after = RowStates(self._cache, plan.rows)
         before.put_back()
         replay, logits_RV = self._capture(step)
-        # Of the captured run, the last: overwritten by every replay.
+        # Both of the captured run: overwritten by every replay.
         captured = _Captured(inputs, replay, logits_RV, hidden_RD)
         logits_RV.fill_(torch.nan)
         replay()
         # The same kernels on the same numbers; room is left for libraries that sum in no fixed order.
-        if torch.allclose(logits_RV[: len(plan.rows)], ordinary_RV, rtol=1e-2, atol=1e-2, equal_nan=True):
+        if torch.allclose(logits_RV[:count], ordinary_RV, rtol=1e-2, atol=1e-2, equal_nan=True):
             self._captured[rows, width] = captured
         else:
             self.refusal = "decode steps are not captured: a replay did not compute what the step did"
-            logits_RV[: len(plan.rows)] = ordinary_RV
+            logits_RV[:count], captured.hidden_RD[:count] = ordinary_RV, ordinary_RD
             after.put_back()
         _log.info(
             "captured decode of %d rows, contexts up to %d tokens: %.3f s",

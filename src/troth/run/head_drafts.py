@@ -1,20 +1,18 @@
-"""Drafts by the model's own head: keeps its keys and values in step with the model's, and makes the drafts of a plan.
+"""Drafts by the model's own head: keeps its keys and values in step with the model's, and makes drafts of them.
 
 The head needs the hidden state of every token. A long chunk's are fed to it in the step that computed them; those of
 answers wait here, row by row, until a draft is wanted or a block is full. So a block that others may use has the head's
 part whenever it has the model's, whoever computed it, and any row may be drafted for at any time.
-Refuses to know how drafts are verified (``draws.py``) and when they pay (``draft/worth.py``).
-Next: ``head_passes.py`` for the drafts, ``nn/draft_head.py`` for the head.
+Refuses to know plans' open drafts (``made_drafts.py``). Next: ``head_passes.py``, ``nn/draft_head.py``.
 Legend: T tokens or pairs, R rows, M tokens remembered of all rows, N blocks, D model width.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -22,32 +20,20 @@ from torch import Tensor
 from troth.cache.storage import CacheStorage
 from troth.contracts.cache_spec import UNFED_TOKENS
 from troth.contracts.names import BLOCK_TOKENS, Row
-from troth.contracts.plan import DRAFTED, ON_DEVICE, StepPlan
+from troth.contracts.plan import ON_DEVICE, StepPlan
 from troth.models.family import Model
 from troth.nn.draft_head import Pairs
 from troth.ops.rows import Rows
-from troth.run.head_passes import HeadPasses, Tables, Wanted
+from troth.run.head_passes import HeadPasses
+from troth.run.made_drafts import Draw, Tables, Wanted
 from troth.run.readback import to_device
 from troth.run.recorded import Record
 
-_log = logging.getLogger(__name__)
-R = TypeVar("R")
-Watch = Callable[[Tensor, Sequence[Wanted], int], None]
-"""Gets logits, float32 [R, V], overwritten later, of drafts of these rows at this depth, from 0."""
 Place = tuple[Row, int]
 """A row and a position in it."""
 REMEMBERED: Final = UNFED_TOKENS
 LONG: Final = REMEMBERED // 2
 """Tokens above which what a row is fed goes to the head at once."""
-FILLER: Final = 0
-"""A draft that nobody thought of. It is verified like any other."""
-
-
-class Guess(Protocol):
-    """Draws a draft as the step that verifies it will draw in its place; ``sampler.py``."""
-
-    def guess(self, logits_RV: Tensor, rows: Sequence[Row], steps: Sequence[int]) -> Tensor:
-        """int64 [R]."""
 
 
 @dataclass(slots=True)
@@ -60,25 +46,24 @@ class _Fresh:
 
 
 class HeadDrafts:
-    """Owns the hidden states that the head was not fed yet. The runner calls it, in every step.
+    """Owns the hidden states that the head was not fed yet. A Proposer.
 
     Args:
         model: has a draft head.
         cache: its caches, with the head's layer.
         tables: of the rows.
-        guess: draws.
         record: makes recordings of passes; None: none are made.
     """
 
-    def __init__(
-        self, model: Model, cache: CacheStorage, tables: Tables, guess: Guess, record: Record | None = None
-    ) -> None:
+    name = "the draft head"
+    reads_hidden = True
+
+    def __init__(self, model: Model, cache: CacheStorage, tables: Tables, record: Record | None = None) -> None:
         assert model.draft_head is not None, "the model has no draft head"
         self._model = model
         self._head = model.draft_head
         self._cache = cache
         self._tables = tables
-        self._guess = guess
         self._group = cache.group_of[self._head.attention.layer]
         self._passes = HeadPasses(model, cache, tables, record)
         self._frontier_ND = cache.frontiers[self._group]
@@ -91,49 +76,11 @@ class HeadDrafts:
         """Of steps that nobody has looked at yet, oldest first: what is stored together costs less."""
         self._num_primed: dict[Row, int] = {}
         """Tokens of each row whose pairs are in the cache."""
-        self.watch: Watch | None = None
-        """Told the logits of every draft; set by who proves a head."""
-        self.failure: str | None = None
-        """Why it drafts no more; None: it does."""
-
-    def follow(self, plan: StepPlan) -> None:
-        """Take in the rows that a plan admits, and where the others go on; once per plan, before it is filled."""
-        self._guarded(lambda: self._follow(plan))
-
-    def fill(self, plan: StepPlan) -> StepPlan:
-        """A followed plan with its open drafts made. Waits for the device."""
-        wanted = _open_drafts(plan)
-        if not wanted:
-            return plan
-        made = self._guarded(lambda: self._draft(plan, wanted))
-        token_ids = [FILLER if token_id == DRAFTED else token_id for token_id in plan.token_ids]
-        for one, drafts in zip(wanted, made or [], strict=False):
-            token_ids[one.at : one.at + one.count] = drafts
-        return replace(plan, token_ids=token_ids)
-
-    def note(self, plan: StepPlan, hidden_TD: Tensor) -> None:
-        """Take in a computed step, before it is drawn from.
-
-        Args:
-            plan: with its drafts made.
-            hidden_TD: float [T, D]: final hidden states of every token.
-        """
-        self._guarded(lambda: self._note(plan, hidden_TD))
-
-    def _guarded(self, work: Callable[[], R]) -> R | None:
-        """Do it; a head that fails is left alone from then on, and answers go on without its drafts."""
-        if self.failure is not None:
-            return None
-        try:
-            return work()
-        except (RuntimeError, MemoryError) as error:
-            _log.exception("the draft head failed")
-            self.failure = f"the draft head failed: {error}"
-            return None
 
     # Keeping in step
 
-    def _follow(self, plan: StepPlan) -> None:
+    def follow(self, plan: StepPlan) -> None:
+        """As Proposer."""
         if plan.admissions:
             self._store()  # before their rows are others'
         resumed: list[Place] = []
@@ -148,7 +95,8 @@ class HeadDrafts:
         if resumed:
             self._hidden_MD[self._remembered(resumed)] = self._frontier_ND[self._blocks(resumed)].to(self._head.dtype)
 
-    def _note(self, plan: StepPlan, hidden_TD: Tensor) -> None:
+    def note(self, plan: StepPlan, hidden_TD: Tensor) -> None:
+        """As Proposer."""
         spans = list(zip(plan.rows, plan.starts, plan.num_new, strict=True))
         places = [(row, position) for row, start, count in spans for position in range(start, start + count)]
         edges = [t for t, (_, position) in enumerate(places) if position % BLOCK_TOKENS == BLOCK_TOKENS - 1]
@@ -243,23 +191,15 @@ class HeadDrafts:
 
     # Drafting
 
-    def _draft(self, plan: StepPlan, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """The drafts of each row; those that want most come first."""
+    def propose(self, plan: StepPlan, wanted: Sequence[Wanted], draw: Draw) -> list[Tensor]:
+        """As Proposer."""
         self._store()
         missing = [place for one in wanted for place in self._unprimed(one.row, one.position)]
         if missing:
             self._head.prime(self._pairs(missing, *self._recall(missing), num_exact=len(missing)), self._cache)
         token_R = self._index([plan.token_ids[one.at - 1] for one in wanted])
         hidden_RD = self._hidden_MD[self._remembered([(one.row, one.position - 1) for one in wanted])]
-        made = self._passes.run(wanted, token_R, hidden_RD, self._guess_of)
-        told = iter(torch.cat(made).tolist())
-        by_depth = [[next(told) for _ in range(len(token_R))] for token_R in made]
-        return [[by_depth[depth][r] for depth in range(one.count)] for r, one in enumerate(wanted)]
-
-    def _guess_of(self, logits_RV: Tensor, going: Sequence[Wanted], depth: int) -> Tensor:
-        if self.watch is not None:
-            self.watch(logits_RV, going, depth)
-        return self._guess.guess(logits_RV, [one.row for one in going], [one.step + depth for one in going])
+        return self._passes.run(wanted, token_R, hidden_RD, draw)
 
     # Tensors
 
@@ -289,18 +229,3 @@ class HeadDrafts:
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
         return to_device(torch.tensor(numbers, dtype=torch.int64), self._device)
-
-
-def _open_drafts(plan: StepPlan) -> list[Wanted]:
-    """The drafts that a plan leaves to the runner, by their number, most first."""
-    if not plan.num_verifies or DRAFTED not in plan.token_ids:
-        return []
-    found: list[Wanted] = []
-    begin = 0
-    for i, count in enumerate(plan.num_new):
-        num_drafts = plan.num_draft[i]
-        at = begin + count - num_drafts
-        if num_drafts and plan.token_ids[at] == DRAFTED:
-            found.append(Wanted(plan.rows[i], at, num_drafts, plan.starts[i], plan.sample_steps[i]))
-        begin += count
-    return sorted(found, key=lambda one: -one.count)

@@ -1,7 +1,6 @@
 """A draft head's passes over one pair of each row: the first makes a draft of what is known, others one of a draft.
 
-Where the op provider records (``recorded.py``), a pass is recorded once per number of rows, and proved like a decode
-step.
+Where the op provider records, a pass is recorded once per number of rows (``recorded_passes.py``).
 Refuses to know which pairs are known (``head_drafts.py``). Next: ``nn/draft_head.py``.
 Legend: P passes, R rows, D model width, V vocabulary, B blocks per table.
 """
@@ -9,8 +8,7 @@ Legend: P passes, R rows, D model width, V vocabulary, B blocks per table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Protocol
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -18,47 +16,12 @@ from torch import Tensor
 from troth.cache.storage import CacheStorage
 from troth.contracts.names import BLOCK_TOKENS, Row
 from troth.models.family import Model
-from troth.nn.batch import GroupTables
 from troth.nn.draft_head import LastPairs
 from troth.ops.rows import Rows
+from troth.run.made_drafts import Draw, Tables, Wanted
 from troth.run.readback import to_device
-from troth.run.recorded import Record, Recording
-
-
-class Tables(Protocol):
-    """The block tables of a followed plan; ``batch.py`` and ``device_batch.py``."""
-
-    last_token: Tensor
-    """int64: what ON_DEVICE entries of a plan stand for, by row."""
-
-    def tables(self, group: int, rows: Sequence[Row], row_T: Sequence[Row], position_T: Sequence[int]) -> GroupTables:
-        """Blocks of ``rows`` in one group, and the slots of tokens anywhere in them."""
-
-
-@dataclass(slots=True)
-class Wanted:
-    """The drafts that a plan leaves open of one row."""
-
-    row: Row
-    at: int
-    """Index of the first into the plan's tokens."""
-    count: int
-    position: int
-    """Of the last known token, behind which they are fed."""
-    step: int
-    """Which output token the first one is."""
-
-
-Draw = Callable[[Tensor, Sequence[Wanted], int], Tensor]
-"""Draws tokens, int64 [R], from logits, float32 [R, V], of these rows at this depth."""
-
-
-@dataclass(slots=True)
-class _Recorded:
-    pairs: LastPairs
-    recording: Recording
-    hidden_RD: Tensor
-    logits_RV: Tensor
+from troth.run.recorded import Record
+from troth.run.recorded_passes import RecordedPasses
 
 
 class HeadPasses:
@@ -77,14 +40,12 @@ class HeadPasses:
         self._head = model.draft_head
         self._cache = cache
         self._tables = tables
-        self._record = record
         self._group = cache.group_of[self._head.attention.layer]
         self._own = cache.own_blocks[self._group]
         self._device = cache.kv[self._head.attention.layer].k_NKDS.device
         self._num_copied: dict[Row, int] = {}
         """Pairs of each row's first block that its own block has."""
-        self._recorded: dict[int, _Recorded] = {}
-        """By number of rows."""
+        self._recorded = RecordedPasses(self._pass, _copied, _refill, record)
 
     def follow(self, row: Row, start: int) -> None:
         """A row goes on at ``start``: what its first block holds from there on is not what its own block has."""
@@ -109,7 +70,7 @@ class HeadPasses:
         for depth in range(wanted[0].count):
             going = [one for one in wanted if one.count > depth]
             pairs = passes(depth, going, token_R[: len(going)], hidden_RD[: len(going)])
-            hidden_RD, logits_RV = self._computed(pairs)
+            hidden_RD, logits_RV = self._recorded.computed(len(going), pairs)
             token_R = draw(logits_RV, going, depth)
             made.append(token_R)
         return made
@@ -147,7 +108,7 @@ class HeadPasses:
         num_blocks = max(at for _, at in places) // BLOCK_TOKENS + 1
         table_RB = tables.block_table_RB
         table_RB[:, 0] = own_R
-        if self._record is None:
+        if not self._recorded.records:
             table_RB = table_RB[:, :num_blocks]
         start_R1 = torch.arange(len(rows) + 1, dtype=torch.int32, device=self._device)
 
@@ -175,34 +136,9 @@ class HeadPasses:
 
         return pairs
 
-    def _computed(self, pairs: LastPairs) -> tuple[Tensor, Tensor]:
-        """Hidden states [R, D] and logits, float32 [R, V]; overwritten by the next pass, which may take them."""
-        if self._record is None:
-            return self._pass(pairs)
-        recorded = self._recorded.get(len(pairs.token_ids_T))
-        if recorded is None:
-            return self._make(pairs, self._record)
-        _refill(recorded.pairs, pairs)
-        recorded.recording.run()
-        return recorded.hidden_RD, recorded.logits_RV
-
     def _pass(self, pairs: LastPairs) -> tuple[Tensor, Tensor]:
         hidden_RD = self._head.draft(pairs, self._cache)
         return hidden_RD, self._model.logits(hidden_RD)
-
-    def _make(self, pairs: LastPairs, record: Record) -> tuple[Tensor, Tensor]:
-        """Compute a pass in the ordinary way, record it and prove the recording."""
-        hidden_RD, logits_RV = (tensor.clone() for tensor in self._pass(pairs))
-        kept = _copied(pairs)
-        with record() as recording:
-            again_RD, again_RV = self._pass(kept)
-        recording.spoil()
-        recording.run()
-        if torch.equal(again_RV, logits_RV) and torch.equal(again_RD, hidden_RD):
-            self._recorded[len(pairs.token_ids_T)] = _Recorded(kept, recording, again_RD, again_RV)
-        else:
-            self._record = None  # it computes outside the recording ops: drafts are the slower for it
-        return hidden_RD, logits_RV
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
         return to_device(torch.tensor(numbers, dtype=torch.int64), self._device)

@@ -16,7 +16,7 @@ from troth.config.facts import MachineFacts
 from troth.config.nearest_plan import nearest_plan
 from troth.config.options import EngineOptions, ModelOptions
 from troth.config.resolve import ELEMENT_BYTES, SCALE_BYTES, Resolved, resolve
-from troth.contracts.cache_spec import CacheSpec, with_scales
+from troth.contracts.cache_spec import CacheSpec, attention_groups, with_guests, with_scales
 from troth.contracts.memory_plan import MemoryPlan
 from troth.errors import ModelLoadError
 from troth.models.registry import Recognised, recognise
@@ -41,6 +41,8 @@ class Planned:
     """What the machine had to offer when this was decided."""
     head: HeadDecision = WITHOUT_HEAD
     """Whether the draft head is loaded; ``recognised`` has it then."""
+    draft_model: Recognised | None = None
+    """The model that drafts for this one; None: no other does."""
 
     @property
     def name(self) -> str:
@@ -49,13 +51,19 @@ class Planned:
 
     @property
     def specs(self) -> tuple[CacheSpec, ...]:
-        """What the model caches, in the numbers decided on."""
-        return _cache_specs(self.recognised, self.resolved)
+        """What the model caches, its draft model's layers included, in the numbers decided on."""
+        return _cache_specs(self.recognised, self.draft_model, self.resolved)
+
+    @property
+    def draft_specs(self) -> tuple[CacheSpec, ...]:
+        """What the draft model would cache by itself; nothing without one."""
+        return () if self.draft_model is None else _cache_specs(self.draft_model, None, self.resolved)
 
     def measured(self, *, weights_bytes: int, transient_bytes: int) -> Planned:
         """The same once it is known what the weights and a step really take."""
         memory = _memory_plan(
             self.recognised,
+            self.draft_model,
             self.resolved,
             self.model,
             self.engine,
@@ -72,8 +80,17 @@ def plan_model(
     engine: EngineOptions,
     facts: MachineFacts,
     head: HeadDecision = WITHOUT_HEAD,
+    draft_model: Recognised | None = None,
 ) -> Planned:
     """Decide everything else that loading a model needs decided.
+
+    Args:
+        artifact: the model.
+        model: options.
+        engine: options.
+        facts: what the machine has.
+        head: whether its draft head is loaded.
+        draft_model: loaded beside it (``draft_model.py`` checked that it can be); None: no other model is.
 
     Raises:
         ModelLoadError: the architecture or its config is not supported.
@@ -83,16 +100,25 @@ def plan_model(
     if head.refusal is None:
         recognised = recognised.with_draft_head()
     resolved = resolve(model, engine, facts)
+    loaded = (recognised,) if draft_model is None else (recognised, draft_model)
     memory = _memory_plan(
         recognised,
+        draft_model,
         resolved,
         model,
         engine,
-        weights_bytes=_weights_bytes(artifact, resolved, engine),
-        transient_bytes=_transient_bytes(recognised, resolved),
+        weights_bytes=sum(_weights_bytes(one.artifact, resolved, engine) for one in loaded),
+        transient_bytes=max(_transient_bytes(one, resolved) for one in loaded),
     )
     return Planned(
-        recognised=recognised, resolved=resolved, plan=memory, model=model, engine=engine, facts=facts, head=head
+        recognised=recognised,
+        resolved=resolved,
+        plan=memory,
+        model=model,
+        engine=engine,
+        facts=facts,
+        head=head,
+        draft_model=draft_model,
     )
 
 
@@ -104,12 +130,14 @@ def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> s
         providers: names of the active op providers; numbers that others computed are not taken for theirs.
     """
     resolved = planned.resolved
-    with_head = "" if planned.head.refusal is not None else " with draft head"
+    drafts = "" if planned.head.refusal is not None else " with draft head"
+    if planned.draft_model is not None:
+        drafts = f" with draft model {planned.draft_model.artifact.fingerprint()}"
     return cache_namespace(
         artifact=artifact,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
-        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}{with_head}",
+        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}{drafts}",
     )
 
 
@@ -128,7 +156,9 @@ def require_fit(planned: Planned) -> None:
     if memory.fits:
         return
     nearest = nearest_plan(
-        lambda model, engine: plan_model(artifact, model, engine, planned.facts, planned.head).plan,
+        lambda model, engine: (
+            plan_model(artifact, model, engine, planned.facts, planned.head, planned.draft_model).plan
+        ),
         memory,
         planned.model,
         planned.engine,
@@ -145,6 +175,7 @@ def require_fit(planned: Planned) -> None:
 
 def _memory_plan(
     recognised: Recognised,
+    draft_model: Recognised | None,
     resolved: Resolved,
     model: ModelOptions,
     engine: EngineOptions,
@@ -156,7 +187,7 @@ def _memory_plan(
         Demand(
             device=resolved.device,
             dtype=resolved.dtype,
-            specs=_cache_specs(recognised, resolved),
+            specs=_cache_specs(recognised, draft_model, resolved),
             weights_bytes=weights_bytes,
             transient_bytes=transient_bytes,
             reserve_bytes=resolved.reserve_bytes,
@@ -172,9 +203,12 @@ def _memory_plan(
     return replace(memory, decisions=resolved.decisions + memory.decisions)
 
 
-def _cache_specs(recognised: Recognised, resolved: Resolved) -> tuple[CacheSpec, ...]:
+def _cache_specs(recognised: Recognised, draft_model: Recognised | None, resolved: Resolved) -> tuple[CacheSpec, ...]:
     kv_dtype = resolved.kv_dtype
-    return with_scales(recognised.config.cache_specs(ELEMENT_BYTES[kv_dtype]), SCALE_BYTES.get(kv_dtype, 0))
+    specs = with_scales(recognised.config.cache_specs(ELEMENT_BYTES[kv_dtype]), SCALE_BYTES.get(kv_dtype, 0))
+    if draft_model is None:
+        return specs
+    return with_guests(specs, attention_groups(_cache_specs(draft_model, None, resolved)))
 
 
 def _weights_bytes(artifact: Artifact, resolved: Resolved, engine: EngineOptions) -> int:

@@ -3,8 +3,8 @@
 A step in which every row feeds one output token is recorded once per number of rows, and one with drafts once per
 numbers of drafts that come again; later ones cost Python a handful of calls. What a recording leaves out (anything
 that is not an op of the recording provider) would go unnoticed, so each is proved when it is made: its results are
-spoilt, it runs again, and its logits must equal those of the ordinary step.
-Legend: R rows, V vocabulary.
+spoilt, it runs again, and its logits must equal those of the ordinary step, and the recurrent states it leaves, too.
+Legend: R rows, T tokens, D model width, S sampled positions, V vocabulary.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ from troth.models.family import Model
 from troth.nn.batch import Batch, GroupTables, Wanted
 from troth.run.draws import DrawPlaces, confirmed, draw_places, drawn_tokens
 from troth.run.grammar import RowGrammars
-from troth.run.head_drafts import HeadDrafts, Watch
+from troth.run.head_drafts import HeadDrafts
+from troth.run.made_drafts import MadeDrafts, Watch
+from troth.run.model_drafts import ModelDrafts
 from troth.run.readback import NOT_FINITE
 from troth.run.recorded import Record
 from troth.run.sampler import Sampled, Sampler, token_logprobs
@@ -113,6 +115,7 @@ class ModelRunner:
         recorded: computes decode steps; None: every step is computed call by call.
         checkpoints: where plans save recurrent states; None: no plan does.
         grammars: of the rows that have one; None: no request may.
+        draft_model: drafts for the model, which has no draft head then; its layers are guests in ``cache``.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class ModelRunner:
         recorded: DecodeSteps | None = None,
         checkpoints: CheckpointStorage | None = None,
         grammars: RowGrammars | None = None,
+        draft_model: Model | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -131,26 +135,29 @@ class ModelRunner:
         self._checkpoints = checkpoints
         self._grammars = grammars
         self._sampler = Sampler(grammars, batches.last_token)
-        self._head: HeadDrafts | None = None
+        self._made: MadeDrafts | None = None
+        record = recorded.record if recorded is not None else None
         if model.draft_head is not None:
-            record = recorded.record if recorded is not None else None
-            self._head = HeadDrafts(model, cache, batches, self._sampler, record)
+            self._made = MadeDrafts(HeadDrafts(model, cache, batches, record), self._sampler)
+        elif draft_model is not None:
+            proposer = ModelDrafts(draft_model, cache, batches, model.config.vocab_size, record)
+            self._made = MadeDrafts(proposer, self._sampler)
 
     @property
     def downgrades(self) -> tuple[str, ...]:
         """What this runner could not do the fast way, in words."""
         slow = (self._recorded.refusal,) if self._recorded is not None and self._recorded.refusal else ()
-        return slow + ((self.draft_head_failure,) if self.draft_head_failure is not None else ())
+        return slow + ((self.made_drafts_failure,) if self.made_drafts_failure is not None else ())
 
     @property
-    def draft_head_failure(self) -> str | None:
-        """Why the model's draft head makes no drafts any more; None: it does, or there is none."""
-        return self._head.failure if self._head is not None else None
+    def made_drafts_failure(self) -> str | None:
+        """Why the draft head or draft model makes no drafts any more; None: it does, or there is none."""
+        return self._made.failure if self._made is not None else None
 
     def watch_drafts(self, watch: Watch) -> None:
-        """Have somebody told the logits of what the draft head drafts."""
-        assert self._head is not None, "there is no draft head"
-        self._head.watch = watch
+        """Have somebody told the logits of drafts that are made in the step."""
+        assert self._made is not None, "nothing makes drafts"
+        self._made.watch = watch
 
     def launch(self, plan: StepPlan) -> _LaunchedStep:
         """As contracts.ports.StepRunner."""
@@ -159,9 +166,9 @@ class ModelRunner:
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> _LaunchedStep:
         self._batches.follow(plan)
-        if self._head is not None:
-            self._head.follow(plan)
-            plan = self._head.fill(plan)
+        if self._made is not None:
+            self._made.follow(plan)
+            plan = self._made.fill(plan)
         self._sampler.follow(plan)
         if self._checkpoints is not None and plan.restores:
             self._checkpoints.restore(plan.restores)
@@ -171,22 +178,26 @@ class ModelRunner:
             batch = self._batches.build(plan)
             drawn = drawn_tokens(plan)
             wants_all = any(self._sampler.prompt_logprobs_of(row) is not None for row in plan.rows)
-            if len(drawn) < plan.num_tokens and not wants_all and self._head is None:
+            if (
+                len(drawn) < plan.num_tokens
+                and not wants_all
+                and not (self._made is not None and self._made.reads_hidden)
+            ):
                 # A step that draws nothing keeps one position: no op takes none.
                 index_S = batch.sample_S if drawn else torch.zeros_like(batch.positions_T[:1])
                 batch.wanted = Wanted(index_S, sum(1 for token in drawn if token < plan.num_exact))
             hidden_TD = self._model.forward(batch, self._cache)
             self._save(plan)
-            if self._head is not None:
-                self._head.note(plan, hidden_TD)
+            if self._made is not None:
+                self._made.note(plan, hidden_TD)
             if wants_all:
                 prompt_logprobs = self._prompt_logprobs(plan, hidden_TD)
             if drawn:
                 logits_SV = self._model.logits(hidden_TD if batch.wanted is not None else hidden_TD[batch.sample_S])
         else:
             self._save(plan)
-            if self._head is not None and self._recorded is not None and self._recorded.hidden_TD is not None:
-                self._head.note(plan, self._recorded.hidden_TD)
+            if self._made is not None and self._recorded is not None and self._recorded.hidden_TD is not None:
+                self._made.note(plan, self._recorded.hidden_TD)
         places = draw_places(plan)
         if not places.rows or logits_SV is None:
             return _LaunchedStep(plan, places, None, prompt_logprobs)
@@ -197,7 +208,7 @@ class ModelRunner:
     def close(self) -> None:
         """Drop the weights and caches."""
         del self._model, self._cache, self._batches
-        self._head = None
+        self._made = None
         self._recorded = self._checkpoints = None
         if self._grammars is not None:
             self._grammars.close()

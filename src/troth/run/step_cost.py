@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from troth.cache.peak_memory import peak_bytes
-from troth.cache.storage import CacheStorage
-from troth.contracts.cache_spec import CacheSpec, attention_groups
-from troth.contracts.names import BLOCK_TOKENS, BlockId, RequestId, Row
-from troth.contracts.plan import BlockUpdate, StepPlan
+from troth.contracts.cache_spec import CacheSpec
 from troth.models.family import Model
-from troth.run.batch import BatchBuilder
-from troth.run.device_batch import DeviceBatches
+from troth.run.lone_prompt import LonePrompt
 
 SHORT_TOKENS: Final = (16, 64)
 """Of the steps that a CPU computes."""
@@ -43,6 +39,13 @@ class StepCost:
     """Of the longest step that was computed, all of one prompt."""
     seconds: float
     """It took."""
+
+    def then(self, other: StepCost) -> StepCost:
+        """What such a step costs if another model computes it, too, behind this one."""
+        known = [cost for cost in (self.transient_bytes, other.transient_bytes) if cost is not None]
+        return replace(
+            self, transient_bytes=max(known) if len(known) == 2 else None, seconds=self.seconds + other.seconds
+        )
 
 
 class StepTrial:
@@ -69,7 +72,6 @@ class StepTrial:
     ) -> None:
         self._model = model
         self._specs = specs
-        self._groups = attention_groups(specs)
         self._max_samples = max_samples
         self._kv_dtype = kv_dtype
         self._device = device
@@ -117,24 +119,12 @@ class StepTrial:
 
     def _step(self, num_tokens: int, num_logits: int) -> Callable[[], None]:
         """A step of a prompt of so many tokens, with logits of so many positions."""
-        num_blocks = -(-num_tokens // BLOCK_TOKENS)
-        cache = CacheStorage(
-            self._specs, (num_blocks,) * len(self._groups), 1, dtype=self._kv_dtype, device=self._device
-        )
-        _touch(cache)
-        batches: BatchBuilder | DeviceBatches
-        if self._device.type == "cpu":
-            batches = BatchBuilder(self._groups, 1, num_tokens)
-        else:
-            batches = DeviceBatches(self._groups, 1, num_tokens, self._device)
-        plan = StepPlan(0, [Row(0)], [RequestId("trial")], [0], [num_tokens], [0], [0], [0] * num_tokens)
-        plan.block_updates = [
-            BlockUpdate(Row(0), group, 0, [BlockId(i) for i in range(num_blocks)]) for group in range(len(self._groups))
-        ]
+        prompt = LonePrompt(self._model, self._specs, [0] * num_tokens, kv_dtype=self._kv_dtype, device=self._device)
+        for tensor in prompt.cache.tensors():
+            tensor.zero_()  # what pages of a cache take is no part of what steps take
 
         def step() -> None:
-            batches.follow(plan)
-            hidden_TD = self._model.forward(batches.build(plan), cache)
+            hidden_TD = prompt.hidden()
             if num_logits:
                 # Scores before and after they are scaled and their noise, as a draw holds them.
                 places_S = torch.arange(num_logits, device=self._device) % num_tokens
@@ -142,10 +132,3 @@ class StepTrial:
                 _ = logits_SV + torch.rand_like(logits_SV)
 
         return step
-
-
-def _touch(cache: CacheStorage) -> None:
-    """Write all of it: what pages of a cache take is no part of what steps take."""
-    pools = [tensor for kv in cache.kv.values() for tensor in (kv.k_NKDS, kv.v_NKSD)]
-    for tensor in [*pools, *(tensor for tensors in cache.states.values() for tensor in tensors)]:
-        tensor.zero_()

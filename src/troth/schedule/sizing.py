@@ -181,4 +181,5 @@ def _most_tokens(groups: tuple[AttentionSpec, ...], budget: int, demand: Demand,
 
 def _name(spec: AttentionSpec) -> str:
     kind = "full attention" if spec.window is None else f"window {spec.window}"
-    return f"{kind}, {len(spec.layers)} layers"
+    guests = sum(len(guest.layers) for guest in spec.guests)
+    return f"{kind}, {len(spec.layers)} layers" + (f" and {guests} of the draft model" if guests else "")

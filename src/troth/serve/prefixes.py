@@ -21,7 +21,6 @@ from troth.contracts.names import RequestId
 from troth.contracts.ports import EngineStatus
 from troth.contracts.prefix_cache import PinnedPrefix
 from troth.contracts.request import Request
-from troth.contracts.sampling import SamplingParams
 from troth.errors import ContextExceeded, RequestError, StreamProtocol
 from troth.serve.body import BodyReader
 from troth.serve.errors import EngineFailure, HttpError
@@ -41,8 +40,12 @@ class Prefix:
     """A prefix that is to be computed and pinned."""
 
     model: ServedModel
-    name: str
     request: Request
+
+    @property
+    def name(self) -> str:
+        """Of the pin."""
+        return self.request.pin or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,24 +104,11 @@ def read_prefix(fields: Fields, models: ModelList) -> Prefix:
     info = model.client.info
     name = fields.text("id")
     found = prefix_ids(fields, model.prompts, model.capabilities)
-    ids = found.ids
-    if len(ids) >= info.context_tokens:
+    num_tokens = len(found.ids)
+    if num_tokens >= info.context_tokens:
         param = "messages" if fields.raw("prompt") is None else "prompt"
-        raise ContextExceeded(num_prompt_tokens=len(ids), max_tokens=1, limit=info.context_tokens, param=param)
-    name = name or found.name
-    return Prefix(
-        model=model,
-        name=name,
-        request=Request(
-            request_id=RequestId(f"warm-{secrets.token_hex(12)}"),
-            prompt_ids=ids,
-            sampling=SamplingParams(temperature=0.0),
-            max_tokens=1,
-            boundary=len(ids),
-            checkpoint_positions=found.ends,
-            pin=name,
-        ),
-    )
+        raise ContextExceeded(num_prompt_tokens=num_tokens, max_tokens=1, limit=info.context_tokens, param=param)
+    return Prefix(model=model, request=found.request(RequestId(f"warm-{secrets.token_hex(12)}"), name))
 
 
 async def warm(prefix: Prefix) -> Warmed:

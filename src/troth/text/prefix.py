@@ -1,6 +1,6 @@
 """What every conversation begins with that goes on from some messages: tokens worth computing before anybody asks.
 
-Refuses to know how they are kept (``schedule/pins.py``) and who asks (``serve/prefixes.py``, ``library.py``).
+Refuses to know how they are kept (``schedule/pins.py``) and who asks (``serve/prefixes.py``, ``request_builder.py``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
+from troth.contracts.names import RequestId
+from troth.contracts.request import Request
+from troth.contracts.sampling import SamplingParams
 from troth.errors import RequestError
 
 _FIRST_WORDS: Final = ("x", "7")
@@ -58,10 +61,24 @@ class PrefixIds:
         if not self.ids:
             raise RequestError("the prefix has no tokens: nothing is common to all prompts that begin like it")
 
-    @property
-    def name(self) -> str:
-        """What it is called when nobody names it: the same for the same tokens."""
-        return f"prefix-{sha256(str(self.ids).encode()).hexdigest()[:16]}"
+    def request(self, request_id: RequestId, name: str | None, namespace: str = "") -> Request:
+        """What computes and pins it: a request for one token.
+
+        Args:
+            request_id: of the request.
+            name: of the pin; None or empty: named after the tokens.
+            namespace: only requests with the same one share it.
+        """
+        return Request(
+            request_id=request_id,
+            prompt_ids=self.ids,
+            max_tokens=1,
+            boundary=len(self.ids),
+            checkpoint_positions=self.ends,
+            namespace=namespace,
+            pin=name or f"prefix-{sha256(str(self.ids).encode()).hexdigest()[:16]}",
+            sampling=SamplingParams(temperature=0.0),
+        )
 
 
 def chat_prefix(

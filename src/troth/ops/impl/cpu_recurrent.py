@@ -82,12 +82,22 @@ def gated_delta_cpu(
     return out_THE
 
 
-def _takes_conv(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows) -> bool:
-    return _takes(x_TC) and weight_KC.is_contiguous() and state_NJC.is_contiguous() and trail_NLC.is_contiguous()
+def _takes_conv(
+    x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows, silu: bool = True
+) -> bool:
+    return (
+        silu  # the kernel knows no other
+        and _takes(x_TC)
+        and weight_KC.is_contiguous()
+        and state_NJC.is_contiguous()
+        and trail_NLC.is_contiguous()
+    )
 
 
 @short_conv.provider("cpu", supports=_takes_conv)
-def short_conv_cpu(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows) -> Tensor:
+def short_conv_cpu(
+    x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows, silu: bool = True
+) -> Tensor:
     """As ops.short_conv."""
     (num_tokens, channels), num_taps = x_TC.shape, weight_KC.shape[0]
     y_TC = torch.empty(num_tokens, channels)

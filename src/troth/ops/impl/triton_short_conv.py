@@ -61,6 +61,7 @@ def _conv(
     num_single: tl.tensor,
     num_answers: tl.tensor,
     RECALLS: tl.constexpr,
+    SILU: tl.constexpr,
     L: tl.constexpr,
     J: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -90,7 +91,9 @@ def _conv(
                     inputs, states, drafts, count * 0 + t - J + k, recalls, known, inside, stride, channels, J
                 )
                 total += w * value
-            out = total * sigmoid(total)
+            out = total
+            if SILU:
+                out = total * sigmoid(total)
             at = y + (begin + t).to(tl.int64) * channels + c
             tl.store(at, out.to(y.dtype.element_ty), mask=inside)
         if (block == 0) & (context > 0):
@@ -104,12 +107,16 @@ def _conv(
                 tl.store(drafts + (t - num_fed) * channels, draft, mask=inside)
 
 
-def _takes(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows) -> bool:
+def _takes(
+    x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows, silu: bool = True
+) -> bool:
     return takes(x_TC) and x_TC.stride(-1) == 1 and state_NJC.is_contiguous() and trail_NLC.is_contiguous()
 
 
 @short_conv.provider("triton", supports=_takes)
-def short_conv_triton(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows) -> Tensor:
+def short_conv_triton(
+    x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows, silu: bool = True
+) -> Tensor:
     """As ops.short_conv."""
     num_tokens, channels = x_TC.shape
     y_TC = torch.empty((num_tokens, channels), dtype=x_TC.dtype, device=x_TC.device)
@@ -128,6 +135,7 @@ def short_conv_triton(x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_
         rows.num_single,
         rows.num_single + rows.num_verifies,
         RECALLS=rows.recall_R is not None,
+        SILU=silu,
         L=trail_NLC.shape[1],
         J=weight_KC.shape[0] - 1,
         TOKENS=TOKENS,

@@ -1,11 +1,11 @@
 """Drafts that the runner makes itself, with a head or a second model that reads what the model has just computed.
 
-How many is decided here; which, once the step is launched (``run/head_drafts.py``). Refuses to know tensors.
+How many is decided here; which, once the step is launched (``run/made_drafts.py``). Refuses to know tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ def _works() -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadTerms:
+class MadeTerms:
     """What an engine has to draft with beside its model."""
 
     refusal: str | None
@@ -29,15 +29,18 @@ class HeadTerms:
     """Why it drafts no more; None: it does. Called between steps."""
 
 
-NO_HEAD: Final = HeadTerms(refusal="this engine has no draft head")
+NOTHING_MADE: Final[Mapping[DraftSourceName, MadeTerms]] = {
+    "mtp": MadeTerms(refusal="this engine has no draft head"),
+    "draft": MadeTerms(refusal="this engine has no draft model; name one in its option draft_model (--draft-model)"),
+}
+"""By source: what an engine has that makes no drafts. These are the sources whose drafts are made in the step."""
 
 
-class HeadSource:
+class MadeSource:
     """A DraftSource that always knows something."""
 
-    name: DraftSourceName = "mtp"
-
-    def __init__(self, terms: HeadTerms) -> None:
+    def __init__(self, name: DraftSourceName, terms: MadeTerms) -> None:
+        self.name: DraftSourceName = name
         self._terms = terms
 
     def propose(self, token_ids: Sequence[int], num_prompt: int, num_tokens: int) -> Sequence[int]:
