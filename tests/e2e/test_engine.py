@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import open_engine, require_idle
+from tests.e2e.conftest import ENGINE_CONTEXT, open_engine, require_idle
 from tests.e2e.demo_server import DEADLINE_S, QUESTION, wait_for
 from troth.answer_stream import AnswerStream
+from troth.artifact.resolve import resolve
+from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.events import Completed, Prefill, Segment
+from troth.contracts.speculation import Speculation
 from troth.errors import Cancelled, ContextExceeded, RequestError
 from troth.library import Engine
 from troth.run.stream import MAX_EVENTS
@@ -298,3 +301,14 @@ def test_two_engines_work_side_by_side_and_closing_one_ends_its_answers_alone(
         other.chat("Hi")
     with pytest.raises(Cancelled):
         asyncio.run(other.chat_async("Hi"))
+
+
+def test_second_model_drafts_and_changes_no_answer(engine: Engine) -> None:
+    options = EngineOptions(threads=1, max_rows=4, draft_model=str(resolve(None).files[0].path))
+    wanted = Speculation(sources=("draft",), depth=3, adaptive=False)
+    with Engine.open(model_options=ModelOptions(context_tokens=ENGINE_CONTEXT), engine_options=options) as drafting:
+        for index, prompt in enumerate(PROMPTS[:2]):
+            reply = drafting.complete(prompt, **wishes(8 + index), speculation=wanted)
+            assert reply.text == engine.complete(prompt, **wishes(8 + index)).text
+            assert reply.speculation is not None
+            assert reply.speculation.num_accepted > reply.speculation.num_drafted // 2  # it is the same model

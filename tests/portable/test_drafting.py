@@ -14,7 +14,8 @@ from troth.contracts.events import Completed, Event, Failed, Segment
 from troth.contracts.names import RequestId
 from troth.contracts.plan import NO_SAMPLE, StepPlan, StepResult
 from troth.contracts.request import Request
-from troth.contracts.speculation import Speculation
+from troth.contracts.speculation import DraftSourceName, Speculation
+from troth.draft.made import MadeTerms
 from troth.errors import RequestError
 from troth.run.drafting import Drafting
 from troth.run.draws import confirmed
@@ -198,6 +199,13 @@ def test_stats_count_rounds_drafts_and_what_was_accepted() -> None:
     assert stats.num_drafted_by_source == {"external": 21}
     assert stats.num_accepted_by_source == {"external": 13}
     assert stats.disabled_reason is None
+
+
+def test_totals_say_that_a_head_without_a_certificate_is_loaded() -> None:
+    scheduler = Scheduler(limits(groups=(FULL,), num_blocks=(64,), prompt_cache=True))
+    for uncertified in (False, True):
+        made: dict[DraftSourceName, MadeTerms] = {"mtp": MadeTerms(refusal=None, uncertified=uncertified)}
+        assert Drafting(scheduler, lambda: 0.0, made=made).totals().uncertified is uncertified
 
 
 def test_nothing_is_drafted_for_requests_that_do_not_ask() -> None:

@@ -82,7 +82,7 @@ class SpeculationStats:
     num_drafted_by_source: dict[str, int] = field(default_factory=dict)
     num_accepted_by_source: dict[str, int] = field(default_factory=dict)
     uncertified: bool = False
-    """Whether a draft head took part that no certificate speaks for: somebody asked for that."""
+    """Whether a draft head may take part that no certificate speaks for: somebody asked for that."""
     disabled_reason: str | None = None
     """Why nothing was drafted in the end, in words; None: drafts were made, or nothing was there to be proposed."""
 

@@ -8,6 +8,7 @@ Refuses to know sources (``draft/``) and how drafts are verified (``draws.py``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from troth.contracts.names import NO_ROW, RequestId, Row
@@ -100,7 +101,7 @@ class Drafting:
 
     def totals(self) -> SpeculationStats:
         """What became of all drafts."""
-        return self._totals.stats()
+        return replace(self._totals.stats(), uncertified=any(terms.uncertified for terms in self._made.values()))
 
     def propose(self, *, is_idle: bool) -> None:
         """Make drafts for the step to be planned; ``is_idle``: none is under way."""
