@@ -65,7 +65,6 @@ FAMILIES: dict[str, Any] = {
         **DENSE, head_dim=32, sliding_window=20, layer_types=["sliding_attention"] * 2 + ["full_attention"]
     ),
     "qwen3_5": transformers.AutoConfig.for_model("qwen3_5_text", **DENSE, **HYBRID),
-    "lfm2": transformers.Lfm2Config(**DENSE, layer_types=["conv", "full_attention", "conv"], block_multiple_of=32),
 }
 
 
@@ -193,7 +192,6 @@ SOURCES: dict[str, tuple[DraftSourceName, ...]] = {
         ("gemma3 int8", "all"),
         ("qwen3_5", "ngram"),
         ("qwen3_5", "all"),
-        ("lfm2", "all"),
     ],
     indirect=["build"],
 )
@@ -213,7 +211,7 @@ def test_law_speculation_changes_nothing(build: laws.BuildEngine, sources: str) 
         assert stats.num_accepted_by_source["grammar"] > 0
 
 
-@pytest.mark.parametrize("build", ["llama", "gemma3", "qwen3_5", "lfm2"], indirect=True)
+@pytest.mark.parametrize("build", ["llama", "gemma3", "qwen3_5"], indirect=True)
 def test_law_speculation_changes_nothing_when_preempted_and_cached(build: laws.BuildEngine) -> None:
     growing = [replace(one, prompt_ids=one.prompt_ids[:12], max_tokens=70, eos_ids=frozenset()) for one in requests()]
     serving = laws.Serving(num_blocks=10, prompt_cache=True)
@@ -262,17 +260,6 @@ def test_decode_steps_of_recurrent_models_are_recorded(build: laws.BuildEngine) 
     loop, scheduler = build(laws.Serving())
     laws.serve_on(loop, scheduler, requests()[:2])
     assert loop._runner.downgrades == ()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("build", ["lfm2"], indirect=True)
-def test_decode_steps_with_an_op_that_is_not_recorded_are_refused_a_recording(build: laws.BuildEngine) -> None:
-    """Its plain convolution is PyTorch's: a recording would leave states as they are."""
-    if "cpu" not in linear.active:
-        pytest.skip("the kernels are not built")
-    loop, scheduler = build(laws.Serving())
-    laws.serve_on(loop, scheduler, requests()[:2])
-    (said,) = loop._runner.downgrades  # type: ignore[attr-defined]
-    assert said.startswith("decode steps are not recorded: ")
 
 
 @pytest.mark.e2e

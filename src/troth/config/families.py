@@ -11,7 +11,6 @@ from typing import Final
 FAMILIES: Final[Mapping[str, str]] = {
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
-    "lfm2": "lfm2",
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "qwen2",
@@ -23,7 +22,6 @@ FAMILIES: Final[Mapping[str, str]] = {
 
 GGUF_FAMILIES: Final[Mapping[str, str]] = {
     "gemma3": "gemma3",
-    "lfm2": "lfm2",
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",

@@ -125,5 +125,7 @@ class RecordedDecode:
                 self._by_rows[len(plan.rows)] = made
         else:
             self.refusal = "decode steps are not recorded: this model computes outside the recording ops"
-            after.put_back()
+            # What the recording wrote into blocks and states is not to be trusted: it is written once more.
+            before.put_back()
+            self.hidden_TD = self._model.forward(batch, self._cache)
         return ordinary_RV
