@@ -329,3 +329,20 @@ def test_prompt_of_a_trained_model_equals_its_golden_ids() -> None:
         own = tokenizer.encode(history)
         assert prompt.boundary == len(own) < len(prompt.ids)
         assert list(prompt.ids[: prompt.boundary]) == own
+
+
+@pytest.mark.parametrize("field", ["messages", "tools", "chat_template_kwargs"])
+def test_prompt_chat_refuses_by_name_what_nests_deeper_than_it_can_be_read(field: str) -> None:
+    """Python's own JSON reader goes deeper than a walk over what it read: past calls, schemas, variables."""
+    deep: Any = 1
+    for _ in range(900):
+        deep = {"a": deep}
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": json.dumps(deep)}}]}
+    given: dict[str, Any] = {
+        "messages": {"messages": [*HELLO, call]},
+        "tools": {"messages": HELLO, "tools": [deep]},
+        "chat_template_kwargs": {"messages": HELLO, "variables": deep},
+    }[field]
+    with pytest.raises(RequestError, match="nested too deeply") as refusal:
+        builder().chat(**given)
+    assert refusal.value.param == field

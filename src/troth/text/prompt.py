@@ -95,7 +95,8 @@ class PromptBuilder:
             normal = without_volatile_values(normal)
         self._refuse_huge(normal)
         # What people and tools say never becomes a control id, whatever it spells.
-        normal, tools, variables = self._guard.mark(normal), self._guard.mark(tools), self._guard.mark(variables)
+        normal, tools = self._guarded(normal, "messages"), self._guarded(tools, "tools")
+        variables = self._guarded(variables, "chat_template_kwargs")
         if continue_final:
             text = self._render_open(self._template, normal, tools, variables)
             history = normal[:-1]
@@ -141,6 +142,13 @@ class PromptBuilder:
                     param=f"prompt[{index}]",
                 )
         return Prompt("", tuple(ids), continues_text=True)
+
+    def _guarded(self, value: Any, param: str) -> Any:
+        """A part of a chat with its spellings of control tokens marked."""
+        try:
+            return self._guard.mark(value)
+        except RecursionError:
+            raise RequestError(f"{param} is nested too deeply; flatten it", param=param) from None
 
     def _refuse_huge(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Refuse what cannot fit before work is spent on it.
