@@ -33,6 +33,7 @@ from troth.models.family import Model, Placement
 from troth.models.registry import Recognised, recognise
 from troth.ops import registry
 from troth.ops.impl import cpu
+from troth.ops.layer_kv import dtype_of
 from troth.run.batch import BatchBuilder
 
 TESTS = ("tests/cpu/test_op_attention.py", "tests/cpu/test_op_rotary_kv_write.py", "tests/cpu/test_kv_formats.py")
@@ -134,7 +135,7 @@ class Reader:
         plain = self.model.config.cache_specs(ELEMENT_BYTES[self.kv_dtype])
         groups = attention_groups(with_scales(plain, SCALE_BYTES.get(self.kv_dtype, 0)))
         blocks = -(-self.window_tokens // BLOCK_TOKENS)
-        dtype = getattr(torch, self.kv_dtype)
+        dtype = dtype_of(self.kv_dtype)
         self._cache = CacheStorage(plain, (blocks,) * len(groups), 1, dtype=dtype, device=CPU)
         self._batches = BatchBuilder(groups, 1, self.window_tokens)
         held = [BlockId(block) for block in range(blocks)]

@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks import lib
 from troth.ops import registry
 from troth.ops.attention import attention
+from troth.ops.experts import RawExperts, Routing, experts, pack_experts
 from troth.ops.grid import Case, Inputs
 from troth.ops.impl import cpu
 from troth.ops.layer_kv import LayerKV
@@ -189,8 +190,14 @@ def device_seconds(call: Callable[[], object]) -> float:
 
 def arguments_of(case: Case, machine: Machine, seed: int) -> tuple[Any, ...]:
     """A call's arguments, weights in the form that a model has them in."""
-    made = case.make(Inputs(machine.dtype, machine.device, seed))
-    return tuple(pack(a.parts, machine.dtype, machine.device) if isinstance(a, RawLinearWeight) else a for a in made)
+
+    def in_form(argument: Any) -> Any:
+        if isinstance(argument, RawExperts):
+            return pack_experts(argument, machine.dtype, machine.device)
+        is_weight = isinstance(argument, RawLinearWeight)
+        return pack(argument.parts, machine.dtype, machine.device) if is_weight else argument
+
+    return tuple(map(in_form, case.make(Inputs(machine.dtype, machine.device, seed))))
 
 
 def work(op: Op[Any, Any], arguments: tuple[Any, ...]) -> tuple[int, float]:
@@ -200,6 +207,8 @@ def work(op: Op[Any, Any], arguments: tuple[Any, ...]) -> tuple[int, float]:
         outputs, inputs = weight.shape
         moved = weight.num_bytes + x_TI.element_size() * x_TI.shape[0] * (inputs + outputs)
         return moved, 2.0 * x_TI.shape[0] * inputs * outputs
+    if op is experts:
+        return experts_work(*arguments[1:5])
     if op is attention:
         q_THD, kv, _, rows = arguments[:4]
         return attention_work(q_THD, kv, rows)
@@ -209,10 +218,19 @@ def work(op: Op[Any, Any], arguments: tuple[Any, ...]) -> tuple[int, float]:
 def attention_work(q_THD: Tensor, kv: LayerKV, rows: Rows) -> tuple[int, float]:
     """Keys and values of every row once; two products of each query with each key it sees."""
     num_heads, head_dim = q_THD.shape[1:]
-    num_kv_heads, element = kv.k_NKDS.shape[1], kv.k_NKDS.element_size()
+    num_kv_heads, scale_bytes = kv.k_NKDS.shape[1], 0 if kv.k_scale_NKS is None else kv.k_scale_NKS.element_size()
+    row_bytes = head_dim * kv.k_NKDS.element_size() + scale_bytes
     keys = sum(start + count for start, count in zip(rows.starts, rows.num_new, strict=True))
     seen = sum(n * start + n * (n + 1) / 2 for start, n in zip(rows.starts, rows.num_new, strict=True))
-    return 2 * keys * num_kv_heads * head_dim * element, 4.0 * seen * num_heads * head_dim
+    return 2 * keys * num_kv_heads * row_bytes, 4.0 * seen * num_heads * head_dim
+
+
+def experts_work(scores_TF: Tensor, shared_TD: Tensor, weights: Any, routing: Routing) -> tuple[int, float]:
+    """The experts that tokens chose, once; three products of each token with each of its experts."""
+    chosen_TK = routing.choose(scores_TF[:, :-1])[0]
+    count, width, inner = weights.shape
+    moved = weights.num_bytes * len(chosen_TK.unique()) // count + 3 * shared_TD.nbytes
+    return moved, 6.0 * chosen_TK.numel() * width * inner
 
 
 def product_gflop_per_s() -> float:

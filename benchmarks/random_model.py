@@ -2,7 +2,9 @@
 
     python -m benchmarks.random_model FOLDER --shape qwen3-8b
 
-The tokenizer has the bytes and as many numbered words as the vocabulary needs.
+The tokenizer has the bytes and as many numbered words as the vocabulary needs. Qwen3.5's shapes have a draft head, and
+weights under which each token is followed by the next one of the vocabulary, whatever rounding does: so answers with
+drafts can be compared to those without. Speed is that of any weights.
 """
 
 from __future__ import annotations
@@ -29,6 +31,25 @@ _QWEN3: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+_QWEN3_5: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "mtp_num_hidden_layers": 1,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "qwen3-8b": _QWEN3
     | {
@@ -38,6 +59,40 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "vocab_size": 151936,
+    },
+    "qwen3.5-0.8b": _QWEN3_5
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 16,
+        "vocab_size": 248320,
+    },
+    "qwen3.5-4b": _QWEN3_5
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 32,
+        "vocab_size": 248320,
+    },
+    "qwen3.5-tiny": _QWEN3_5
+    | {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "vocab_size": 1024,
     },
     "qwen3-tiny": _QWEN3
     | {
@@ -63,6 +118,8 @@ def write(folder: Path, shape: str, *, device: str = "cpu", seed: int = 0) -> Pa
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors = {name: _random(size, generator, device) for name, size in shard.items()}
+        if config["model_type"] == _QWEN3_5["model_type"]:
+            _make_sure(tensors, config)
         save_file(tensors, folder / file, metadata={"format": "pt"})
         places |= dict.fromkeys(shard, file)
     index = {"metadata": {}, "weight_map": places}
@@ -72,25 +129,71 @@ def write(folder: Path, shape: str, *, device: str = "cpu", seed: int = 0) -> Pa
 
 def _shards(config: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:
     """Names and sizes of the tensors: one shard per layer, and one for what is outside of them."""
-    width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    width, hybrid = config["hidden_size"], config["model_type"] == _QWEN3_5["model_type"]
+    table = (config["vocab_size"], width)
+    outside = {"model.embed_tokens.weight": table, "lm_head.weight": table, "model.norm.weight": (width,)}
+    if hybrid:
+        outside |= {"mtp.fc.weight": (width, 2 * width)}
+        outside |= {f"mtp.{name}.weight": (width,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+        outside |= {f"mtp.layers.0.{name}": size for name, size in (_attention(config) | _mlp(config)).items()}
+    shards = [outside]
+    for i in range(config["num_hidden_layers"]):
+        recurrent = hybrid and (i + 1) % config["full_attention_interval"]
+        layer = (_delta_net(config) if recurrent else _attention(config)) | _mlp(config)
+        shards.append({f"model.layers.{i}.{name}": size for name, size in layer.items()})
+    return shards
+
+
+def _attention(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, head = config["hidden_size"], config["head_dim"]
     q_rows, kv_rows = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (width,),
-        "post_attention_layernorm.weight": (width,),
+    return {
         "self_attn.q_norm.weight": (head,),
         "self_attn.k_norm.weight": (head,),
-        "self_attn.q_proj.weight": (q_rows, width),
+        "self_attn.q_proj.weight": (q_rows * (2 if config.get("attn_output_gate") else 1), width),
         "self_attn.k_proj.weight": (kv_rows, width),
         "self_attn.v_proj.weight": (kv_rows, width),
         "self_attn.o_proj.weight": (width, q_rows),
+    }
+
+
+def _delta_net(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, heads = config["hidden_size"], config["linear_num_value_heads"]
+    values = heads * config["linear_value_head_dim"]
+    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + values
+    return {
+        "linear_attn.in_proj_qkv.weight": (channels, width),
+        "linear_attn.in_proj_z.weight": (values, width),
+        "linear_attn.in_proj_b.weight": (heads, width),
+        "linear_attn.in_proj_a.weight": (heads, width),
+        "linear_attn.conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.norm.weight": (config["linear_value_head_dim"],),
+        "linear_attn.out_proj.weight": (width, values),
+    }
+
+
+def _mlp(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    return {
+        "input_layernorm.weight": (width,),
+        "post_attention_layernorm.weight": (width,),
         "mlp.gate_proj.weight": (inner, width),
         "mlp.up_proj.weight": (inner, width),
         "mlp.down_proj.weight": (width, inner),
     }
-    table = (config["vocab_size"], width)
-    outside = {"model.embed_tokens.weight": table, "lm_head.weight": table, "model.norm.weight": (width,)}
-    layers = range(config["num_hidden_layers"])
-    return [outside, *({f"model.layers.{i}.{name}": size for name, size in layer.items()} for i in layers)]
+
+
+def _make_sure(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """What the residual sum began with stays most of it, and the output layer finds the token after that."""
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            tensor *= 0.1 * config["num_hidden_layers"] ** -0.5
+    if "lm_head.weight" in tensors:
+        table = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"] = table.roll(1, dims=0)
+        table *= config["hidden_size"] ** 0.5
 
 
 def _random(size: tuple[int, ...], generator: torch.Generator, device: str) -> Tensor:

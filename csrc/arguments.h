@@ -150,6 +150,7 @@ struct ConvArguments {
     size_t stride;
     const float* weight;      // [taps, channels]
     int taps, channels;
+    bool silu;                // false: the sum itself
     float* state;             // [P, taps - 1, channels]
     float* trail;             // [P, L, channels]
     StepRows rows;

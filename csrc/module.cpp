@@ -138,10 +138,10 @@ public:
         take(kernels().delta, a);
     }
 
-    void conv(uintptr_t x, size_t stride, uintptr_t weight, int taps, int channels, uintptr_t state, uintptr_t trail,
-              const StepRows& rows, uintptr_t y) {
-        ConvArguments a{at<const float>(x), stride, at<const float>(weight), taps, channels, at<float>(state),
-                        at<float>(trail), rows, at<float>(y)};
+    void conv(uintptr_t x, size_t stride, uintptr_t weight, int taps, int channels, bool silu, uintptr_t state,
+              uintptr_t trail, const StepRows& rows, uintptr_t y) {
+        ConvArguments a{at<const float>(x), stride, at<const float>(weight), taps, channels, silu,
+                        at<float>(state), at<float>(trail), rows, at<float>(y)};
         take(kernels().conv, a);
     }
 
@@ -205,7 +205,7 @@ private:
 NB_MODULE(_cpu, m) {
     using namespace troth;
     m.doc() = "CPU kernels of Troth. Use through troth.ops; addresses are not checked.";
-    m.attr("INTERFACE") = 5;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
+    m.attr("INTERFACE") = 6;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
     m.def("instruction_sets", &instruction_sets, "Names this processor can run, widest first.");
     m.def("group_bytes", &group_bytes, "Bytes of 16 packed rows of a quantised format.");
     nb::class_<StepRows>(m, "StepRows")

@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "formats.h"
 
@@ -189,6 +190,15 @@ inline void fetch_ahead(const uint8_t* p, size_t group_bytes) {
         for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(p + g * group_bytes + AHEAD + i);
 }
 
+// The quant at position k of a word (of 8 in a plane or a word of nibbles, of 4 bytes) as a float, where it stands.
+template <Order ORDER>
+inline V quant(U word, int k) {
+    if (ORDER == Order::PLANES) return to_float(k / 2 == 3 ? word >> 24 : word & (0xffu << (8 * (k / 2))));
+    if (ORDER == Order::NIBBLES) return to_float(k == 7 ? word >> 28 : word & (0xfu << (4 * k)));
+    const I bytes = (I)word;  // with a sign
+    return to_float((U)(k == 3 ? bytes >> 24 : k == 0 ? bytes << 24 : (bytes << (24 - 8 * k)) & (int)0xff000000));
+}
+
 // N tokens times G neighbouring groups; y[n] receives outputs 0 .. 16 G - 1 of the groups, `outputs` of them.
 // The order of operations of a (token, output) does not depend on N or G.
 template <class F, int N, int G>
@@ -222,8 +232,7 @@ inline void packed_dots(const uint8_t* w, size_t group_bytes, const Prepared* to
                         for (int n = 0; n < N; n++) x[n] = all(tokens[n].x[at + 8 * i + k]);
                         for (int g = 0; g < G; g++)
                             for (int l = 0; l < LANE_VECTORS; l++) {
-                                const U p = plane[g][l][k % 2];
-                                const V q = to_float(k / 2 == 3 ? p >> 24 : p & (0xffu << (8 * (k / 2))));
+                                const V q = quant<F::ORDER>(plane[g][l][k % 2], k);
                                 for (int n = 0; n < N; n++)
                                     acc[n][g][l][k % 2] = fma(x[n], q, acc[n][g][l][k % 2]);
                             }
@@ -239,8 +248,7 @@ inline void packed_dots(const uint8_t* w, size_t group_bytes, const Prepared* to
                         for (int n = 0; n < N; n++) x[n] = all(tokens[n].x[at + 8 * i + k]);
                         for (int g = 0; g < G; g++)
                             for (int l = 0; l < LANE_VECTORS; l++) {
-                                const U p = load_words(quants + g * group_bytes + 4 * W * l);
-                                const V q = to_float(k == 7 ? p >> 28 : p & (0xfu << (4 * k)));
+                                const V q = quant<F::ORDER>(load_words(quants + g * group_bytes + 4 * W * l), k);
                                 for (int n = 0; n < N; n++)
                                     acc[n][g][l][k % 2] = fma(x[n], q, acc[n][g][l][k % 2]);
                             }
@@ -256,9 +264,7 @@ inline void packed_dots(const uint8_t* w, size_t group_bytes, const Prepared* to
                         for (int n = 0; n < N; n++) x[n] = all(tokens[n].x[at + 4 * i + k]);
                         for (int g = 0; g < G; g++)
                             for (int l = 0; l < LANE_VECTORS; l++) {
-                                const I p = (I)load_words(quants + g * group_bytes + 4 * W * l);
-                                const I top = k == 3 ? p >> 24 : k == 0 ? p << 24 : (p << (24 - 8 * k)) & (int)0xff000000;
-                                const V q = to_float((U)top);
+                                const V q = quant<F::ORDER>(load_words(quants + g * group_bytes + 4 * W * l), k);
                                 for (int n = 0; n < N; n++)
                                     acc[n][g][l][i / 4] = fma(x[n], q, acc[n][g][l][i / 4]);
                             }
@@ -285,6 +291,92 @@ inline void packed_dots(const uint8_t* w, size_t group_bytes, const Prepared* to
             for (int l = 0; l < LANE_VECTORS; l++) store(lanes + g * GROUP + l * W, total[n][g][l]);
         memcpy(y[n], lanes, sizeof(float) * outputs);
     }
+}
+
+// The 32 quants (s of a block) of 16 rows as floats, in the order of prepared inputs; of a format in planes.
+template <class F>
+inline void packed_quants(const uint8_t* block, int s, V (*out)[LANE_VECTORS]) {
+    for (int l = 0; l < LANE_VECTORS; l++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            U plane[2];
+            F::planes(block, s, i, l, plane);
+#pragma GCC unroll 8
+            for (int k = 0; k < 8; k++) out[8 * i + k][l] = quant<F::ORDER>(plane[k % 2], k);
+        }
+}
+
+// Scales and minimum of 32 inputs of 16 rows.
+struct Header {
+    V scale[2][LANE_VECTORS], minimum[LANE_VECTORS];
+};
+
+// N tokens times 32 decoded inputs of 16 rows; the operations of a (token, output) in the order of packed_dots.
+template <class F, int N>
+inline void decoded_dots(const V (*quants)[LANE_VECTORS], const Header& header, const Prepared* tokens, int at,
+                         V (*total)[LANE_VECTORS]) {
+    V acc[2][N][LANE_VECTORS];
+    for (int h = 0; h < 2; h++) {  // one half after the other: the sums of more tokens fit into registers
+        for (int n = 0; n < N; n++)
+            for (int l = 0; l < LANE_VECTORS; l++)
+                acc[h][n][l] = F::ZERO ? all(-(float)F::ZERO * tokens[n].sums[at / 16 + h]) : zero();
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            for (int n = 0; n < N; n++) {
+                const V x = all(tokens[n].x[at + 2 * i + h]);
+                for (int l = 0; l < LANE_VECTORS; l++) acc[h][n][l] = fma(x, quants[2 * i + h][l], acc[h][n][l]);
+            }
+        }
+    }
+    for (int n = 0; n < N; n++)
+        for (int l = 0; l < LANE_VECTORS; l++) {
+            V t = fma(header.scale[0][l], acc[0][n][l], total[n][l]);
+            t = fma(header.scale[1][l], acc[1][n][l], t);
+            if constexpr (F::MINIMUM)
+                t = fma(all(tokens[n].sums[at / 16] + tokens[n].sums[at / 16 + 1]), header.minimum[l], t);
+            total[n][l] = t;
+        }
+}
+
+constexpr int DECODED_TOKENS = 6;  // of a tile: their sums and one input fit into 16 registers
+
+// Any number of tokens, three or more, in tiles of about one size.
+template <class F>
+inline void decoded_tiles(const V (*quants)[LANE_VECTORS], const Header& header, const Prepared* tokens, int count, int at,
+                          V (*total)[LANE_VECTORS]) {
+    for (int tiles = (count + DECODED_TOKENS - 1) / DECODED_TOKENS, t = 0, size; tiles > 0; tiles--, t += size) {
+        size = (count - t) / tiles;
+        switch (size) {
+            case 6: decoded_dots<F, 6>(quants, header, tokens + t, at, total + t); break;
+            case 5: decoded_dots<F, 5>(quants, header, tokens + t, at, total + t); break;
+            case 4: decoded_dots<F, 4>(quants, header, tokens + t, at, total + t); break;
+            case 3: decoded_dots<F, 3>(quants, header, tokens + t, at, total + t); break;
+        }
+    }
+}
+
+// All tokens times one group, in one pass over its blocks, each decoded once.
+template <class F>
+void packed_group(const uint8_t* w, const Prepared* tokens, int count, int inputs, float* y, size_t y_stride, int outputs) {
+    static thread_local std::vector<float> memory;
+    memory.resize((size_t)count * GROUP + W);
+    auto total = (V (*)[LANE_VECTORS])(((uintptr_t)memory.data() + sizeof(V) - 1) / sizeof(V) * sizeof(V));
+    for (int t = 0; t < count; t++)
+        for (int l = 0; l < LANE_VECTORS; l++) total[t][l] = zero();
+    V quants[32][LANE_VECTORS];
+    Header header;
+    int at = 0;
+    for (const uint8_t* block = w; at < inputs; block += F::BYTES)
+        for (int s = 0; s < F::BLOCK / 32; s++, at += 32) {
+            fetch_ahead<F::BYTES / (F::BLOCK / 32), 1>(F::sub(block, s), 0);
+            packed_quants<F>(block, s, quants);
+            for (int l = 0; l < LANE_VECTORS; l++) {
+                for (int h = 0; h < 2; h++) header.scale[h][l] = F::scale(block, s, h, l);
+                if constexpr (F::MINIMUM) header.minimum[l] = F::minimum(block, s, l);
+            }
+            decoded_tiles<F>(quants, header, tokens, count, at, total);
+        }
+    for (int t = 0; t < count; t++) memcpy(y + t * y_stride, total[t], sizeof(float) * outputs);
 }
 
 // The 32 weights (s of a block) of W rows, exactly: out[input] for lanes l of the group.
@@ -321,6 +413,15 @@ constexpr int PACKED_TOKENS = W == 16 ? 4 : 2;  // tokens that share a decoded w
 template <class F>
 void packed_rows(const uint8_t* w, size_t group_bytes, int groups, const Prepared* tokens, int count, int inputs, float* y,
                  size_t y_stride, int outputs) {
+    // AVX2 has no registers to share what it decodes among more than two tokens. Planes take so long that it pays to put
+    // what they decode to into memory; nibbles and bytes are decoded beside the products anyway.
+    if constexpr (W == 8 && F::ORDER == Order::PLANES)
+        if (count > PACKED_TOKENS) {
+            for (int g = 0; g < groups; g++)
+                packed_group<F>(w + g * group_bytes, tokens, count, inputs, y + g * GROUP, y_stride,
+                                std::min(GROUP, outputs - g * GROUP));
+            return;
+        }
     int t = 0;
     auto tile = [&](auto size) {
         constexpr int N = decltype(size)::value;

@@ -177,7 +177,8 @@ inline void conv(const void* arguments, Turn turn) {
                 const float *x = input(t - J + k), *weight = a.weight + (size_t)k * C + c;
                 for (int d = 0; d < size; d++) total[d] += weight[d] * x[d];
             }
-            for (int d = 0; d < size; d += W) store(&total[d], load(&total[d]) * sigmoid(load(&total[d])));
+            for (int d = 0; a.silu && d < size; d += W)
+                store(&total[d], load(&total[d]) * sigmoid(load(&total[d])));
             std::copy_n(total.data(), size, a.y + (size_t)(begin + t) * C + c);
         }
         for (int j = 0; j < J; j++) std::copy_n(input(keep - J + j), size, state + (size_t)j * C);

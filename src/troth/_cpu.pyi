@@ -117,6 +117,7 @@ class Tape:
         weight: int,
         taps: int,
         channels: int,
+        silu: bool,
         state: int,
         trail: int,
         rows: StepRows,

@@ -168,8 +168,10 @@ def machine_facts() -> MachineFacts:
     gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        gpus.append(GpuFacts(index=index, name=name, total_bytes=total, free_bytes=free))
+        properties = torch.cuda.get_device_properties(index)
+        capability = (properties.major, properties.minor)
+        gpu = GpuFacts(index=index, name=properties.name, total_bytes=total, free_bytes=free, capability=capability)
+        gpus.append(gpu)
     return read_facts(tuple(gpus))
 
 

@@ -69,8 +69,8 @@ class RequestBuilder:
         options: Mapping[str, Any],
     ) -> Request:
         """A prefix to be computed and pinned; as ``library.Engine.warm`` takes it."""
-        found = self._prefix(messages, prompt, template_variables, options)
-        return found.request(RequestId(uuid.uuid4().hex), name, options.get("cache_salt") or "")
+        found, salt = self._prefix(messages, prompt, template_variables, options), options.get("cache_salt")
+        return found.request(RequestId(uuid.uuid4().hex), name, "" if salt is None else salt)
 
     def _prefix(
         self,

@@ -27,48 +27,76 @@ from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
 from troth.draft.made import MadeTerms
 from troth.models.family import Model, Placement
+from troth.models.hybrid_config import HybridConfig
 from troth.models.plain_head import PlainHead
-from troth.models.qwen3_5 import Config
 from troth.models.registry import recognise
 from troth.ops.impl import cpu
 from troth.ops.linear import linear
 from troth.run.batch import BatchBuilder
+from troth.run.capture import Capture
+from troth.run.device_batch import DeviceBatches
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
+from troth.run.graphs import DecodeGraphs
 from troth.run.made_drafts import MadeDrafts
 from troth.run.recorded import RecordedDecode
-from troth.run.runner import ModelRunner
+from troth.run.runner import Batches, DecodeSteps, ModelRunner
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
 from troth.text.detokenize import TokenBytes
 from troth.weights.source import WeightSource
 
 VOCAB = 6
-CONFIG: Any = transformers.Qwen3_5TextConfig(
-    **{**DENSE, "vocab_size": VOCAB, "num_hidden_layers": 3},
-    head_dim=16,
-    linear_key_head_dim=16,
-    linear_value_head_dim=16,
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    layer_types=["linear_attention", "full_attention", "linear_attention"],
-    mtp_num_hidden_layers=1,
-)
+_HYBRID: dict[str, Any] = {
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mtp_num_hidden_layers": 1,
+}
+_SIZES: dict[str, Any] = {**DENSE, "vocab_size": VOCAB, "num_hidden_layers": 3}
+CONFIG: Any = transformers.Qwen3_5TextConfig(**_SIZES, **_HYBRID)
 
 
-def save_with_head(folder: Path, seed: int = 0) -> Path:
-    """A random hybrid with a random draft head, as published checkpoints hold one."""
-    save(random_model(CONFIG, seed), folder)
+def save_with_head(folder: Path, seed: int = 0, config: Any = CONFIG) -> Path:
+    """A random hybrid with a random draft head, as published checkpoints hold one; layer 1 is of full attention."""
+    save(random_model(config, seed), folder)
     path = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
     of_attention = "model.layers.1."
     for name in [name for name in tensors if name.startswith(of_attention)]:
         tensors[f"mtp.layers.0.{name.removeprefix(of_attention)}"] = _random_like(tensors[name])
-    width = CONFIG.hidden_size
+    width = config.hidden_size
     tensors["mtp.fc.weight"] = torch.randn(width, 2 * width) * (2 * width) ** -0.5
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         tensors[f"mtp.{name}.weight"] = torch.randn(width) * 0.3
     safetensors.torch.save_file(tensors, path)
+    return folder
+
+
+def save_with_head_of_experts(folder: Path, *, stacked: bool) -> Path:
+    """The same with experts, of the head one by one or ``stacked`` in two tensors, as Qwen3.5's files have them."""
+    config = transformers.AutoConfig.for_model(
+        "qwen3_5_moe_text",
+        **{key: value for key, value in _SIZES.items() if key != "intermediate_size"},
+        **_HYBRID,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    )
+    save_with_head(folder, config=config)
+    if stacked:
+        path, at = folder / "model.safetensors", "mtp.layers.0.mlp.experts."
+        tensors = safetensors.torch.load_file(path)
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{at}{expert}.{name}_proj.weight") for expert in range(config.num_experts)])
+            for name in ("gate", "up", "down")
+        )
+        tensors |= {f"{at}gate_up_proj": torch.cat((gate, up), dim=1), f"{at}down_proj": down}
+        safetensors.torch.save_file(tensors, path)
     return folder
 
 
@@ -95,8 +123,17 @@ class Drafted:
 class HeadEngines:
     """Builds engines over one model, and notes what their heads draft."""
 
-    def __init__(self, model: Model, *, context_tokens: int = CONTEXT, tokenizer: TokenBytes | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        context_tokens: int = CONTEXT,
+        tokenizer: TokenBytes | None = None,
+        capture: Capture | None = None,
+    ) -> None:
+        """``capture``: as on a GPU, of passes of the head alone."""
         self.model = model
+        self._capture = capture
         self.drafted: list[Drafted] = []
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer or ByteTokenizer()
@@ -109,10 +146,17 @@ class HeadEngines:
         for tensor in [*cache.frontiers.values(), *(t for kv in cache.kv.values() for t in (kv.k_NKDS, kv.v_NKSD))]:
             tensor.fill_(torch.nan)
         scheduler, ticks = Scheduler(limits), count()
-        batches = BatchBuilder(attention_groups(specs), serving.max_rows, self._context_tokens)
-        recorded = None
-        if "cpu" in linear.active:
-            recorded = RecordedDecode(self.model, cache, batches, cpu.recording)
+        groups, rows, tokens = attention_groups(specs), serving.max_rows, self._context_tokens
+        batches: Batches
+        recorded: DecodeSteps | None = None
+        if self._capture is not None:
+            batches = on_device = DeviceBatches(groups, rows, tokens, CPU)
+            recorded = DecodeGraphs(self.model, cache, on_device, self._capture, max_rows=rows, context_tokens=tokens)
+            recorded.refusal = "recurrent layers compute no padding without triton"
+        else:
+            batches = host = BatchBuilder(groups, rows, tokens)
+            if "cpu" in linear.active:
+                recorded = RecordedDecode(self.model, cache, host, cpu.recording)
         checkpoints = CheckpointStorage(cache, serving.num_checkpoints)
         runner = ModelRunner(self.model, cache, batches, recorded, checkpoints)
         assert runner._made is not None
@@ -146,7 +190,7 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         recognised = recognise(resolve(folder)).with_draft_head()
-        assert isinstance(recognised.config, Config)
+        assert isinstance(recognised.config, HybridConfig)
         self._head = PlainHead(recognised.config, WeightSource(recognised.artifact), CONTEXT)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"

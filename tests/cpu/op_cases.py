@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from troth.ops.codes import FP8
+from troth.ops.experts import RawExperts, pack_experts
 from troth.ops.grid import Inputs, RowSpec, rows_of
 from troth.ops.layer_kv import LayerKV
 from troth.ops.linear import PACKERS, RawLinearWeight, pack
@@ -57,7 +59,13 @@ def packed(provider: str, weight: RawLinearWeight, dtype: torch.dtype) -> Any:
 
 def packed_arguments(arguments: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     """Arguments with every weight in the form of the first active provider that wants it, as a model has it."""
-    return tuple(pack(a.parts, dtype, CPU) if isinstance(a, RawLinearWeight) else a for a in arguments)
+
+    def in_form(argument: Any) -> Any:
+        if isinstance(argument, RawExperts):
+            return pack_experts(argument, dtype, CPU)
+        return pack(argument.parts, dtype, CPU) if isinstance(argument, RawLinearWeight) else argument
+
+    return tuple(map(in_form, arguments))
 
 
 def tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
@@ -74,3 +82,16 @@ def assert_close(op: Op[Any, Any], got: Tensor, want: Tensor) -> None:
         error = (got.double() - want.double()).abs()
         worst = f"the worst by {error.nan_to_num(nan=torch.inf).max()}, of size {want.double().abs().max()}"
         raise AssertionError(f"{int((~within).sum())} values off, {worst}")
+
+
+def assert_same_cache(op: Op[Any, Any], ours: LayerKV, wanted: LayerKV) -> None:
+    """The same slots written, with the same numbers within the op's tolerance; codes may be neighbours."""
+    for got, want in zip(tensors((ours,)), tensors((wanted,)), strict=True):
+        assert torch.equal(got.float().isnan(), want.float().isnan()), "slots of other tokens were touched"
+        if got.dtype in op.tolerances:
+            assert_close(op, got.nan_to_num(), want.nan_to_num())
+        else:
+            # A number between two codes may go either way.
+            numbers = want.float().nan_to_num()
+            step = (numbers.abs() / 8).clamp(min=2**-9) if want.dtype == FP8 else 1.0
+            assert ((got.float().nan_to_num() - numbers).abs() <= step).all()

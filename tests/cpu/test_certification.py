@@ -25,9 +25,9 @@ from troth.contracts.cache_spec import attention_groups
 from troth.contracts.progress import no_progress
 from troth.errors import CapabilityUnavailable, ModelLoadError, OptionError
 from troth.models.family import Placement
-from troth.models.qwen3_5 import GatedAttention
 from troth.models.registry import recognise
 from troth.nn.draft_head import DraftHead, LastPairs
+from troth.nn.gated_attention import GatedAttention
 from troth.run.certificate import Certificate, Computation, certificate_path, implementation, read_certificate
 from troth.run.certification import Findings, certify_head
 from troth.run.head_decision import HeadDecision, decide_head

@@ -6,6 +6,7 @@ import json
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,14 @@ def test_conversation_of_another_model_is_refused_by_name(place_at: Callable[...
     assert there.folder.files() == []
 
 
-def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Rewrite the manifest."""
+def edited(path: Path, change: Callable[[dict[str, Any]], object], first_member: bytes | None = None) -> None:
+    """Rewrite the manifest, and perhaps the first member."""
     with zipfile.ZipFile(path) as archive:
         held = {name: archive.read(name) for name in archive.namelist()}
     manifest = json.loads(held["manifest.json"])
     change(manifest)
+    if first_member is not None:
+        held[manifest["members"][0]["file"]] = first_member
     held["manifest.json"] = json.dumps(manifest).encode()
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in held.items():
@@ -167,6 +170,10 @@ def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         (lambda m: m["members"][0].update(count=99), "manifest.json is not that of"),
         (lambda m: m["members"][0].update(count=2), "it does not hold 2 blocks"),
         (lambda m: m["members"][0].update(file="gone"), "gone is missing"),
+        (lambda m: m["members"][0].pop("sha256"), "manifest.json is damaged"),
+        (lambda m: m["members"][0].pop("kind"), "manifest.json is damaged"),
+        (lambda m: m["members"][0].update(kind=["kv0"]), "manifest.json is not that of"),
+        (lambda m: m["members"].append(m["members"][0]), "manifest.json is not that of"),
     ],
 )
 def test_conversation_file_that_does_not_agree_with_itself_names_the_place(
@@ -187,11 +194,32 @@ def nothing(path: Path) -> None:
     """No file."""
 
 
+def test_conversation_file_with_shapes_that_no_tensor_has_names_the_place(
+    place_at: Callable[..., CachePlace], tmp_path: Path
+) -> None:
+    """Its digest was right, and torch's error came out as a traceback."""
+    here, there = place_at("here"), place_at("there")
+    fill(here)
+    export_conversation(here, IDS, tmp_path / "file")
+    header = json.dumps({"0.k": {"dtype": "F32", "shape": [4, 0, 2**62, 2**62], "data_offsets": [0, 0]}}).encode()
+    hostile = len(header).to_bytes(8, "little") + header
+    edited(tmp_path / "file", lambda m: m["members"][0].update(sha256=sha256(hostile).hexdigest()), hostile)
+    with pytest.raises(OptionError, match="its tensors cannot be read"):
+        import_conversation(there, tmp_path / "file")
+    assert there.folder.files() == []
+
+
+def endless(path: Path) -> None:
+    """What reads as zeros for ever took all memory."""
+    path.symlink_to("/dev/zero")
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (endless, "is a folder or a device, not what troth cache export writes"),
         (nothing, "there is no such file"),
-        (Path.mkdir, "is a folder, not what troth cache export writes"),
+        (Path.mkdir, "is a folder or a device, not what troth cache export writes"),
         (lambda path: path.write_text("hello"), "is not what troth cache export writes, or is cut off"),
     ],
 )

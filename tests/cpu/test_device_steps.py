@@ -4,8 +4,11 @@ CPU, and a replay runs the step again; what may differ from the ordinary way of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,23 +16,29 @@ import torch
 from torch import Tensor
 
 from tests import laws
+from tests.cpu.draft_heads import HeadEngines, Reference, load_with_head, save_with_head
+from tests.cpu.test_head_drafts import check_drafts
+from tests.cpu.test_head_drafts import requests as head_requests
 from tests.cpu.test_laws import FAMILIES, requests
-from tests.cpu.tiny_models import CONTEXT, CPU, VOCAB, load, random_model, save
+from tests.cpu.tiny_models import CONTEXT, CPU, VOCAB, load, random_ids, random_model, save
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
-from troth.contracts.cache_spec import attention_groups
+from troth.contracts.cache_spec import RecurrentSpec, StateTensor, attention_groups
 from troth.contracts.names import BLOCK_TOKENS, BlockId, RequestId, Row
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, BlockUpdate, StepPlan
+from troth.contracts.speculation import Speculation
 from troth.models.family import Model
 from troth.nn.batch import Batch
 from troth.ops import registry
 from troth.run import graphs
 from troth.run.batch import BatchBuilder
+from troth.run.capture import Capture, Computed
 from troth.run.device_batch import DeviceBatches
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.graphs import DecodeGraphs, row_counts, table_widths
+from troth.run.head_graphs import HeadGraphs
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
@@ -44,19 +53,20 @@ def _providers_of_a_gpu() -> Iterator[None]:
     registry.activate()
 
 
-def run_again(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """A capture that runs the step again, into the same result."""
-    result = run().clone()
+def run_again(run: Callable[[], Computed]) -> tuple[Callable[[], None], Computed]:
+    """A capture that runs the step again, into the same results."""
+    results = [result.clone() for result in run()]
 
     def replay() -> None:
-        result.copy_(run())
+        for result, again in zip(results, run(), strict=True):
+            result.copy_(again)
 
-    return replay, result
+    return replay, results
 
 
-def forgets(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+def forgets(run: Callable[[], Computed]) -> tuple[Callable[[], None], Computed]:
     """A capture that leaves everything out."""
-    return lambda: None, run().clone()
+    return lambda: None, [result.clone() for result in run()]
 
 
 Make = Callable[..., tuple[EngineLoop, Scheduler]]
@@ -126,6 +136,33 @@ def test_device_steps_verify_drafts_beside_a_step_under_way(make: Make) -> None:
     assert stats.num_drafted > stats.num_accepted > 0
 
 
+def test_a_head_s_captured_passes_draft_the_reference_s_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of any length, shorter than a block, too, with other depths; they come one after the other, and again."""
+    folder = save_with_head(tmp_path)
+    engines = HeadEngines(load_with_head(folder), capture=run_again)
+    run, ways = HeadGraphs.run, Counter[bool]()
+
+    def noted(self: HeadGraphs, *arguments: Any) -> list[Tensor] | None:
+        made = run(self, *arguments)
+        ways[made is not None] += 1
+        return made
+
+    monkeypatch.setattr(HeadGraphs, "run", noted)
+    asked = head_requests(40, 3, 16, 70, max_tokens=20)
+    for number, depth in enumerate((3, 1, 8, 4)):
+        asked[number] = replace(asked[number], speculation=Speculation(sources=("mtp",), depth=depth, adaptive=False))
+    loop, scheduler = engines(laws.Serving(max_rows=3, prompt_cache=True))
+    wanted, _ = laws.serve(engines, laws.Serving(), [replace(one, speculation=None) for one in asked])
+    for _ in range(2):
+        answers = laws.serve_on(loop, scheduler, asked, stagger=1)
+        laws.assert_same(answers, wanted)
+    check_drafts(Reference(folder), engines.drafted, asked, answers)
+    assert ways[True] > 20
+    graphs: Any = loop._runner._made._proposer._graphs  # type: ignore[attr-defined]
+    assert graphs._first.records, "what was kept did not run again as it did"
+    assert graphs._next.records
+
+
 @pytest.fixture(scope="module", name="model")
 def _model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load(save(random_model(FAMILIES["llama"]), tmp_path_factory.mktemp("llama")))
@@ -138,7 +175,16 @@ def decode_plan(step: int, rows: list[int], starts: list[int], token_ids: list[i
     return plan
 
 
-def decoding(model: Model, capture: graphs.Capture) -> tuple[DecodeGraphs, DeviceBatches, CacheStorage]:
+def verify_plan(step: int, rows: list[int], starts: list[int], num_new: list[int], seed: int = 0) -> StepPlan:
+    """Rows of one token first."""
+    plan = decode_plan(step, rows, starts, random_ids(sum(num_new), seed))
+    plan.num_new, plan.num_draft = num_new, [count - 1 for count in num_new]
+    plan.num_decodes = num_new.count(1)
+    plan.num_verifies = len(rows) - plan.num_decodes
+    return plan
+
+
+def decoding(model: Model, capture: Capture) -> tuple[DecodeGraphs, DeviceBatches, CacheStorage]:
     """Three rows with two blocks each, of random keys and values."""
     specs = model.config.cache_specs(4)
     cache = CacheStorage(specs, (9,), 6, dtype=torch.float32, device=CPU)
@@ -182,6 +228,122 @@ def test_graphs_refuse_a_capture_that_leaves_something_out(model: Model) -> None
     assert kept.refusal is None
 
 
+def test_graphs_write_once_more_what_a_refused_replay_wrote(model: Model) -> None:
+    """The row's keys and values stayed what the bad replay had made of them."""
+    caches: list[CacheStorage] = []
+
+    def spoils(run: Callable[[], Computed]) -> tuple[Callable[[], None], Computed]:
+        results = [result.clone() for result in run()]
+
+        def replay() -> None:
+            for kv in caches[0].kv.values():
+                kv.k_NKDS[1, :, :, 4], kv.v_NKSD[1, :, 4] = torch.nan, torch.nan
+
+        return replay, results
+
+    sides = []
+    for capture in (spoils, run_again):
+        torch.manual_seed(0)
+        decodes, _, cache = decoding(model, capture)
+        caches.append(cache)
+        sides.append(decodes.logits(decode_plan(1, [0, 1], [20, 7], [5, 6])))
+        assert (decodes.refusal is not None) == (capture is spoils)
+    for spoilt, whole in zip(caches[0].kv.values(), caches[1].kv.values(), strict=True):
+        assert torch.equal(spoilt.k_NKDS, whole.k_NKDS)
+        assert torch.equal(spoilt.v_NKSD, whole.v_NKSD)
+    assert sides[0] is not None
+    assert sides[1] is not None
+    assert torch.equal(*sides)
+
+
+class Counting:
+    """A model whose states count the steps of each row, and whose logits do not tell."""
+
+    def forward(self, batch: Batch, cache: CacheStorage) -> Tensor:
+        (state,) = cache.states[0]
+        state[batch.rows.row_R[batch.rows.context_len_R > 0]] += 1
+        return torch.zeros(len(batch.token_ids_T), 4)
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        return torch.zeros(len(hidden_TD), 7)
+
+
+@pytest.mark.parametrize("steps_of_replay", [0, 1, 2])
+def test_graphs_prove_states_too_and_put_them_right_when_refused(steps_of_replay: int) -> None:
+    cache = CacheStorage(
+        (RecurrentSpec(layers=(0,), tensors=(StateTensor((2,), 4),)),), (), 3, dtype=torch.float32, device=CPU
+    )
+    cache.states[0][0].fill_(5)
+
+    def replays(run: Callable[[], Computed]) -> tuple[Callable[[], None], Computed]:
+        results = run()
+
+        def replay() -> None:
+            results[0].zero_()
+            for _ in range(steps_of_replay):
+                run()
+
+        return replay, results
+
+    batches = DeviceBatches((), 3, CONTEXT, CPU)
+    counting: Any = Counting()
+    decodes = DecodeGraphs(counting, cache, batches, replays, max_rows=3, context_tokens=CONTEXT)
+    assert decodes.logits(decode_plan(1, [0, 2], [20, 7], [5, 6])) is not None
+    assert (decodes.refusal is None) == (steps_of_replay == 1)
+    assert cache.states[0][0].tolist() == [[6, 6], [5, 5], [6, 6]]
+
+
+def test_graphs_verify_any_drafts_by_few_captures_as_ordinary_steps_do(model: Model) -> None:
+    """Rows with drafts and without, fewer than the capture's: logits, hidden states, keys and values are the same."""
+    torch.manual_seed(0)
+    decodes, _, cache = decoding(model, run_again)
+    torch.manual_seed(0)
+    _, batches, other = decoding(model, run_again)
+    plans = [
+        verify_plan(1, [0, 1, 2], [20, 7, 12], [1, 3, 4]),
+        verify_plan(2, [2, 0, 1], [14, 21, 8], [1, 2, 3], seed=1),
+        verify_plan(3, [1, 2, 0], [9, 15, 22], [2, 4, 4], seed=2),
+        verify_plan(4, [2, 0, 1], [16, 23, 10], [1, 1, 3], seed=3),
+    ]
+    plans[-1].sample_steps[1] = NO_SAMPLE
+    for plan in plans:
+        got = decodes.logits(plan)
+        batch = batches.build(plan)
+        hidden = model.forward(batch, other)
+        assert got is not None
+        assert decodes.hidden_TD is not None
+        torch.testing.assert_close(got, model.logits(hidden[batch.sample_S]))
+        torch.testing.assert_close(decodes.hidden_TD, hidden)
+    blocks = CONTEXT // BLOCK_TOKENS
+    assert list(decodes._captured) == [(4, 8, 4, blocks), (4, 16, 4, blocks)]
+    for layer, kv in cache.kv.items():  # all but the spare block, where the keys of padding go without triton
+        torch.testing.assert_close(kv.k_NKDS[:-1], other.kv[layer].k_NKDS[:-1])
+        torch.testing.assert_close(kv.v_NKSD[:-1], other.kv[layer].v_NKSD[:-1])
+
+
+def test_graphs_take_the_token_on_the_device_beside_rows_with_drafts(model: Model) -> None:
+    decodes, batches, _ = decoding(model, run_again)
+    plan = verify_plan(1, [0, 1], [20, 7], [1, 3])
+    known = decodes.logits(plan)
+    assert known is not None
+    known = known.clone()
+    batches.note_sampled([Row(0), Row(1), Row(1), Row(1)], torch.tensor([plan.token_ids[0], 9, 9, 9]))
+    plan.token_ids[0] = ON_DEVICE
+    late = decodes.logits(plan)
+    assert late is not None
+    assert torch.equal(late, known)
+
+
+@pytest.mark.parametrize(("num_new", "captured"), [([8, 8], True), ([2, 9], False), ([1, 8], True)])
+def test_graphs_capture_no_steps_with_long_drafts(
+    model: Model, monkeypatch: pytest.MonkeyPatch, num_new: list[int], captured: bool
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_DRAFT_TOKENS", 16)
+    decodes, _, _ = decoding(model, run_again)
+    assert (decodes.logits(verify_plan(1, [0, 1], [20, 7], num_new)) is not None) == captured
+    assert decodes.logits(verify_plan(2, [0, 1, 2], [20, 7, 9], [1, 8, 8])) is None
+
+
 def test_graphs_give_the_hidden_states_of_the_step_itself_when_its_replay_is_wrong(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,13 +355,13 @@ def test_graphs_give_the_hidden_states_of_the_step_itself_when_its_replay_is_wro
         computed.append(forward(batch, cache))
         return computed[-1]
 
-    def errs(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        result = run()
+    def errs(run: Callable[[], Computed]) -> tuple[Callable[[], None], Computed]:
+        results = run()
 
         def replay() -> None:
             computed[-1].fill_(torch.nan)
 
-        return replay, result
+        return replay, results
 
     monkeypatch.setattr(model, "forward", noted)
     decodes, _, _ = decoding(model, errs)

@@ -16,7 +16,7 @@ import transformers
 from tests.cpu import real_models
 from tests.cpu.gguf_models import saved_tensors
 from tests.cpu.tiny_models import (
-    DENSE,
+    HYBRID,
     Case,
     Session,
     check_bfloat16,
@@ -31,15 +31,6 @@ from troth.contracts.cache_spec import RecurrentSpec, attention_groups
 from troth.errors import ModelLoadError
 from troth.models.qwen3_5 import Config
 
-HYBRID = {
-    **DENSE,
-    "num_hidden_layers": 4,
-    "head_dim": 32,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
 ROPE = {
     "rope_type": "default",
     "rope_theta": 1e4,

@@ -248,6 +248,38 @@ def test_grammar_takes_back_draws_that_were_dropped() -> None:
     grammars.close()
 
 
+def test_grammar_of_a_row_that_starts_over_in_parts_keeps_its_place() -> None:
+    """However far the threads are meanwhile: what a part is compared with may not be taken in yet."""
+    grammars = RowGrammars(COMPILER)
+
+    def hold() -> threading.Event:
+        free = threading.Event()
+        for _ in range(2):
+            grammars._threads.submit(free.wait, 30)
+        return free
+
+    one, output = request(Grammar(kind="regex", source="(ab|cd)(ef|gh)i")), list(b"cdgh")
+    first_part, begun = hold(), StepPlan(0, admissions=[Admission(Row(0), one, output, 0)])
+    grammars.follow(begun)
+    begin = grammars._places[Row(0)].masked
+    behind = hold()
+    parts = [StepPlan(1), StepPlan(2)]
+    for part, start, token_ids, sample_step in zip(
+        parts, (0, 3), ([65, *output[:2]], output[2:]), (NO_SAMPLE, 4), strict=True
+    ):
+        part.rows, part.starts, part.num_new, part.token_ids = [Row(0)], [start], [len(token_ids)], token_ids
+        part.sample_steps = [sample_step]
+    grammars.follow(parts[0])
+    first_part.set()
+    begin.result(30)
+    grammars.follow(parts[1])
+    behind.set()
+    logits = torch.zeros(1, VOCAB)
+    grammars.mask(logits, draw_places(parts[1]))
+    assert logits[0].isfinite().nonzero().flatten().tolist() == [ord("i")]
+    grammars.close()
+
+
 class HeldCompiler(GrammarCompiler):
     """Compiles when it is told to."""
 

@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import laws
-from tests.cpu.draft_heads import VOCAB, Drafted, HeadEngines, Reference, load_with_head, save_with_head
+from tests.cpu.draft_heads import (
+    VOCAB,
+    Drafted,
+    HeadEngines,
+    Reference,
+    load_with_head,
+    save_with_head,
+    save_with_head_of_experts,
+)
 from tests.shared_data import shared
 from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.request import Request
@@ -98,6 +106,15 @@ def test_head_drafts_the_reference_drafts_at_every_depth(
     answers, _ = laws.serve(engines, laws.Serving(), asked)
     assert max(len(one.token_ids) for one in engines.drafted) == depth
     check_drafts(reference, engines.drafted, asked, answers)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_head_of_experts_drafts_the_reference_drafts(tmp_path: Path, stacked: bool) -> None:
+    folder = save_with_head_of_experts(tmp_path, stacked=stacked)
+    engines, asked = HeadEngines(load_with_head(folder)), requests(20, 31, max_tokens=16)
+    answers, _ = laws.serve(engines, laws.Serving(chunk_tokens=16), asked)
+    laws.assert_same(answers, laws.alone(engines, off(asked)))
+    check_drafts(Reference(folder), engines.drafted, asked, answers)
 
 
 def test_head_resumes_exactly_behind_cached_blocks_whoever_computed_them(

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import laws
 from tests.cpu.disk_blocks import disk_cache
-from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, VOCAB, load, random_ids, random_model, save
+from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, EXPERTS, VOCAB, load, random_ids, random_model, save
 from tests.shared_data import shared
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
@@ -29,7 +28,9 @@ from troth.contracts.sampling import SamplingParams
 from troth.contracts.speculation import DraftSourceName
 from troth.models.family import Model
 from troth.ops.impl import cpu
+from troth.ops.layer_kv import dtype_of
 from troth.ops.linear import linear
+from troth.ops.short_conv import short_conv
 from troth.run.batch import BatchBuilder
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
@@ -65,6 +66,8 @@ FAMILIES: dict[str, Any] = {
         **DENSE, head_dim=32, sliding_window=20, layer_types=["sliding_attention"] * 2 + ["full_attention"]
     ),
     "qwen3_5": transformers.AutoConfig.for_model("qwen3_5_text", **DENSE, **HYBRID),
+    "qwen3_next": transformers.Qwen3NextConfig(**DENSE, **HYBRID, **EXPERTS, decoder_sparse_step=2),
+    "lfm2": transformers.Lfm2Config(**DENSE, layer_types=["conv", "full_attention", "conv"], block_multiple_of=32),
 }
 
 
@@ -77,7 +80,7 @@ def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def _engines(
     model: Model, kv_name: str = "", *, context_tokens: int = CONTEXT, tokenizer: TokenBytes | None = None
 ) -> laws.BuildEngine:
-    kv_dtype = getattr(torch, kv_name or "float32")
+    kv_dtype = dtype_of(kv_name or "float32")
     specs = with_scales(model.config.cache_specs(kv_dtype.itemsize), SCALE_BYTES.get(kv_name, 0))
     groups = attention_groups(specs)
     compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
@@ -170,6 +173,14 @@ def test_law_restored_equals_cold(build: laws.BuildEngine, tmp_path: Path) -> No
     laws.restored_equals_cold(build, short, laws.Serving(disk_folder=tmp_path))
 
 
+def test_laws_hold_over_an_fp8_cache(tmp_path: Path) -> None:
+    """By references: the kernels of the CPU do not know the format, which is for GPUs."""
+    build = _engines(load(save(random_model(FAMILIES["qwen3"]), tmp_path / "model")), "fp8")
+    short = [replace(one, max_tokens=8) for one in requests()[1:4]]
+    laws.batched_equals_single(build, short)
+    laws.restored_equals_cold(build, short, laws.Serving(disk_folder=tmp_path / "cache"))
+
+
 def test_law_prefix_hit_equals_cold_when_preempted(build: laws.BuildEngine) -> None:
     """A row that lost its blocks starts again from those that are still remembered."""
     growing = [replace(one, prompt_ids=one.prompt_ids[:12], max_tokens=70, eos_ids=frozenset()) for one in requests()]
@@ -192,6 +203,8 @@ SOURCES: dict[str, tuple[DraftSourceName, ...]] = {
         ("gemma3 int8", "all"),
         ("qwen3_5", "ngram"),
         ("qwen3_5", "all"),
+        ("qwen3_next", "all"),
+        ("lfm2", "all"),
     ],
     indirect=["build"],
 )
@@ -211,7 +224,7 @@ def test_law_speculation_changes_nothing(build: laws.BuildEngine, sources: str) 
         assert stats.num_accepted_by_source["grammar"] > 0
 
 
-@pytest.mark.parametrize("build", ["llama", "gemma3", "qwen3_5"], indirect=True)
+@pytest.mark.parametrize("build", ["llama", "gemma3", "qwen3_5", "lfm2"], indirect=True)
 def test_law_speculation_changes_nothing_when_preempted_and_cached(build: laws.BuildEngine) -> None:
     growing = [replace(one, prompt_ids=one.prompt_ids[:12], max_tokens=70, eos_ids=frozenset()) for one in requests()]
     serving = laws.Serving(num_blocks=10, prompt_cache=True)
@@ -252,7 +265,7 @@ def test_law_speculation_changes_nothing_at_random(
     assert stats.num_accepted > 0
 
 
-@pytest.mark.parametrize("build", ["qwen3_5"], indirect=True)
+@pytest.mark.parametrize("build", ["qwen3_5", "qwen3_next"], indirect=True)
 def test_decode_steps_of_recurrent_models_are_recorded(build: laws.BuildEngine) -> None:
     """A recording that left a state out would be refused when it is proved."""
     if "cpu" not in linear.active:
@@ -260,6 +273,37 @@ def test_decode_steps_of_recurrent_models_are_recorded(build: laws.BuildEngine) 
     loop, scheduler = build(laws.Serving())
     laws.serve_on(loop, scheduler, requests()[:2])
     assert loop._runner.downgrades == ()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("build", ["lfm2", "qwen3_5"], indirect=True)
+def test_law_batched_equals_single_where_an_op_is_not_recorded(build: laws.BuildEngine) -> None:
+    """A recording leaves PyTorch's convolution out, and LFM2's gates: it is refused, and leaves nothing behind."""
+    if "cpu" not in linear.active:
+        pytest.skip("the kernels are not built")
+    before = short_conv.active
+    short_conv.activate(("torch",))
+    try:
+        laws.batched_equals_single(build, requests())
+        loop, scheduler = build(laws.Serving())
+        laws.serve_on(loop, scheduler, requests()[:2])
+        (said,) = loop._runner.downgrades  # type: ignore[attr-defined]
+    finally:
+        short_conv.activate(before)
+    assert said.startswith("decode steps are not recorded: ")
+
+
+def test_law_batched_equals_single_where_kernels_do_not_take_a_product(tmp_path: Path) -> None:
+    """Recordings left it out and passed their proof: its first result stayed, right for the step of the proof."""
+    if "cpu" not in linear.active:
+        pytest.skip("the kernels are not built")
+    odd = transformers.Qwen3Config(**{**DENSE, "intermediate_size": 80}, head_dim=16)
+    build = _engines(load(save(random_model(odd), tmp_path)))
+    short = [replace(one, max_tokens=8) for one in requests()[1:4]]
+    laws.batched_equals_single(build, short)
+    loop, scheduler = build(laws.Serving())
+    laws.serve_on(loop, scheduler, short)
+    (said,) = loop._runner.downgrades  # type: ignore[attr-defined]
+    assert said.startswith("decode steps are not recorded: ")
 
 
 @pytest.mark.e2e

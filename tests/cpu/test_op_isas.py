@@ -20,7 +20,7 @@ from troth.ops.gated_delta import gated_delta
 from troth.ops.gated_rms_norm import gated_rms_norm
 from troth.ops.grid import Case
 from troth.ops.impl import cpu
-from troth.ops.linear import RawLinearWeight, linear
+from troth.ops.linear import FORMS, RawLinearWeight, linear, random_weight
 from troth.ops.mask import mask
 from troth.ops.registry import Op
 from troth.ops.rms_norm import add_rms_norm, rms_norm
@@ -101,6 +101,22 @@ def test_prompt_products_are_rounded_to_bf16_at_most(isa: str, case: Case) -> No
     got, want = on(isa, compute), linear.reference(x_TI, raw, bias_O)
     dtype = torch.bfloat16 if isa in ("amx", "avx512bf16") else torch.float32
     assert linear.tolerances[dtype].holds(got, want).all()
+
+
+@pytest.mark.parametrize("isa", NAMES)
+@pytest.mark.parametrize("form", FORMS)
+def test_exact_product_of_a_token_has_the_same_bits_whoever_is_beside_it(isa: str, form: str) -> None:
+    """However many tokens share what is decoded: a batch gives what single requests get."""
+    raw = RawLinearWeight((random_weight(inputs(), form, (50, 512)),))
+    x_TI = inputs(seed=1).normal(13, 512)
+
+    def compute() -> list[torch.Tensor]:
+        weight, run = packed("cpu", raw, torch.float32), linear.implementations["cpu"].run
+        return [run(x_TI[:count], weight) for count in (1, 2, 3, 4, 5, 6, 7, 8, 13)]
+
+    *parts, whole = on(isa, compute)
+    for part in parts:
+        assert torch.equal(part, whole[: len(part)])
 
 
 @pytest.mark.parametrize("isa", NAMES[1:])

@@ -20,8 +20,8 @@ WITHOUT = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason=
 
 @WITHOUT
 def test_triton_kernels_equal_their_references_in_the_interpreter() -> None:
-    """Every failure of ``triton_kernels.py`` is shown."""
-    command = [sys.executable, "-m", "pytest", "-q", "tests/cpu/triton_kernels.py"]
+    """Every failure of ``triton_kernels.py`` and ``triton_steps.py`` is shown."""
+    command = [sys.executable, "-m", "pytest", "-q", "tests/cpu/triton_kernels.py", "tests/cpu/triton_steps.py"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

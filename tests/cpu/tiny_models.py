@@ -41,6 +41,21 @@ DENSE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": CONTEXT,
 }
+HYBRID: dict[str, Any] = {
+    **DENSE,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 
 
 def random_model(config: Any, seed: int = 0) -> Any:
@@ -50,7 +65,7 @@ def random_model(config: Any, seed: int = 0) -> Any:
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(std=parameter[0].numel() ** -0.5)
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
             elif name.endswith("A_log"):
                 parameter.uniform_(-5, 1)  # states that fade over one token to hundreds
             else:

@@ -16,11 +16,12 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.cpu.op_cases import CPU, FLOATS, assert_close, inputs, packed, run, step, tensors
+from tests.cpu.op_cases import CPU, FLOATS, assert_close, assert_same_cache, inputs, packed, run, step, tensors
 from tests.cpu.test_op_gated_delta import check_drafts as check_delta_drafts
 from tests.cpu.test_op_short_conv import check_drafts as check_conv_drafts
 from troth.ops.all_finite import all_finite
 from troth.ops.attention import attention, paged_kv
+from troth.ops.codes import FP8, to_codes
 from troth.ops.embedding import embedding
 from troth.ops.gated_activation import gated_activation
 from troth.ops.gated_delta import arguments as gated_delta_arguments
@@ -30,6 +31,7 @@ from troth.ops.grid import RowSpec
 from troth.ops.impl import triton as kernels
 from troth.ops.impl import triton_attention_ordered, triton_attention_split, triton_sample, triton_sample_filter
 from troth.ops.impl.triton_attention_whole import attend_whole, gather
+from troth.ops.impl.triton_fp8 import rounded
 from troth.ops.linear import RawLinearWeight, linear, random_weight
 from troth.ops.registry import Op
 from troth.ops.rms_norm import add_rms_norm, rms_norm
@@ -44,6 +46,12 @@ importlib.import_module("troth.ops.impl.triton_invariant")  # not active by defa
 Handle = interpreter.TensorHandle
 _patch, _dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
 _convert = interpreter._convert_float
+_TORCH: dict[Any, tuple[torch.dtype, Any]] = {
+    tl.float32: (torch.float32, np.uint32),
+    tl.bfloat16: (torch.bfloat16, np.uint16),
+    tl.float8e4nv: (torch.float8_e4m3fn, np.uint8),
+}
+"""Kinds of numbers whose conversions PyTorch does for the interpreter, with the integers that hold their bits."""
 
 
 def _patched(tensor: Any, scope: Any) -> None:
@@ -53,23 +61,34 @@ def _patched(tensor: Any, scope: Any) -> None:
 
 
 def _widened(x: Any) -> Any:
+    if x.dtype.scalar == tl.float8e4nv:
+        return Handle(_converted(x.data, tl.float8e4nv, tl.float32, None).view(np.float32), tl.float32)
     return x if x.dtype.scalar != tl.bfloat16 else Handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
 
 def _multiplied(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-    """bfloat16 is kept as its bits, which Triton 3.6 multiplies as integers."""
+    """bfloat16 and fp8 are kept as their bits, which Triton 3.6 multiplies as integers."""
     return _dot(self, _widened(a), _widened(b), *rest)
 
 
 def _converted(data: Any, source: Any, target: Any, rounding: Any) -> Any:
-    """Triton 3.6 cuts off where a GPU rounds."""
-    if (source, target) != (tl.float32, tl.bfloat16):
+    """Triton 3.6 cuts off where a GPU rounds, and loses the last bits of small fp8 numbers."""
+    kinds = _TORCH.get(source), _TORCH.get(target)
+    if None in kinds or tl.float32 not in (source, target):
         return _convert(data, source, target, rounding)
-    rounded = torch.from_numpy(np.ascontiguousarray(data).view(np.float32)).bfloat16()
-    return rounded.view(torch.uint16).numpy().reshape(data.shape)
+    (given, _), (wanted, bits) = kinds
+    numbers = torch.from_numpy(np.ascontiguousarray(data).view(_TORCH[source][1])).view(given)
+    return numbers.to(wanted).view(torch.uint8).numpy().view(bits).reshape(data.shape)
+
+
+def _counted(self: Any, x: Any, target: Any) -> Any:
+    """Whole numbers as bfloat16, which Triton 3.6 takes for its bits."""
+    number = Handle(x.data.astype(np.float32), tl.float32)
+    return self.cast_impl(number, target)
 
 
 interpreter._patch_lang_tensor, interpreter._convert_float = _patched, _converted
+interpreter.InterpreterBuilder.create_si_to_fp = _counted
 interpreter.InterpreterBuilder.create_dot = _multiplied
 
 
@@ -86,8 +105,7 @@ def compare(op: Op[Any, Any], case_name: str, dtype: torch.dtype, provider: str 
             assert torch.equal(ours.isnan(), expected.isnan()), "states or trails of other rows were touched"
             assert_close(op, ours.nan_to_num(), expected.nan_to_num())
     if op is rotary_kv_write:
-        for ours, expected in ((mine[-1].k_NKDS, theirs[-1].k_NKDS), (mine[-1].v_NKSD, theirs[-1].v_NKSD)):
-            assert_close(op, ours.nan_to_num(), expected.nan_to_num())
+        assert_same_cache(op, mine[-1], theirs[-1])
 
 
 @pytest.mark.parametrize(
@@ -155,6 +173,8 @@ def test_kernels_run_in_the_interpreter_here() -> None:
         (gated_activation, "silu-7x96"),
         (gated_activation, "gelu_tanh-3x1536"),
         (rotary_kv_write, "1x1x32-0.5-norms-strided"),
+        (rotary_kv_write, "1x1x32-1-int8"),
+        (rotary_kv_write, "1x1x32-1-fp8"),
         (embedding, "BF16-scale-2.5"),
         (embedding, "Q8_0-scale-1"),
         (embedding, "Q4_1-scale-2.5"),
@@ -162,6 +182,9 @@ def test_kernels_run_in_the_interpreter_here() -> None:
         (linear, "Q4_0-33x96-17"),
         (linear, "Q8_0-33x96-2-bias"),
         (linear, "Q4_1-3x64-1"),
+        (linear, "FP8-5x24-1"),
+        (linear, "FP8-33x96-2-bias"),
+        (linear, "FP8-144x576-35"),
     ],
     ids=lambda value: value.name if isinstance(value, Op) else value,
 )
@@ -177,6 +200,9 @@ def test_triton_equals_the_reference(op: Op[Any, Any], case: str, dtype: torch.d
         "prompt-8x1x128-window-7",
         "continued-prompt-1x1x32-window-None",
         "mixed-4x2x64-window-16",
+        "mixed-1x1x32-window-17-int8",
+        "one-single-9x3x80-window-None-fp8",
+        "uneven-singles-1x1x32-window-17-fp8",
     ],
 )
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -206,6 +232,16 @@ def test_triton_attention_splits_rows_among_any_number_of_programs(
     assert_close(attention, run(attention, "triton", *args), attention.reference(*args))
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.int8, FP8], ids=str)
+def test_triton_attention_reads_codes_for_drafts_and_chunks(kv_dtype: torch.dtype) -> None:
+    """A few new tokens in splits, with a softcap; beside a prompt, whose rows become numbers first."""
+    for specs in ([(0, 290, 3), (1, 0, 2)], [(2, 300, 1), (0, 20, 3), (1, 0, 18)]):
+        rows = step(specs)
+        kv, table_RB, slots_T = paged_kv(inputs(torch.bfloat16), rows, 1, 32, None, kv_dtype)
+        args = (inputs(torch.bfloat16, 1).normal(len(slots_T), 2, 32), kv, table_RB, rows, 0.2, None, 2.0)
+        assert_close(attention, run(attention, "triton", *args), attention.reference(*args))
+
+
 def test_triton_attention_of_an_empty_row_is_zero_and_follows_no_block() -> None:
     rows = step([(0, 20, 1), (1, 0, 1)])
     kv, table_RB, _ = paged_kv(inputs(), rows, 1, 32)
@@ -224,11 +260,12 @@ def test_triton_rotary_does_not_write_negative_slots() -> None:
     assert torch.equal(args[-1].v_NKSD.nan_to_num(), before)
 
 
-def test_gather_puts_a_row_in_order() -> None:
-    kv, table_RB, _ = paged_kv(inputs(), step([(0, 0, 37)]), 2, 24)
+@pytest.mark.parametrize("dtype", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_gather_puts_a_row_in_order(dtype: torch.dtype | None) -> None:
+    kv, table_RB, _ = paged_kv(inputs(), step([(0, 0, 37)]), 2, 24, dtype=dtype)
     k_LKD, v_LKD = gather(kv, table_RB[0], 37, 64, torch.float32)
-    for got, cache in ((k_LKD, kv.k_NKDS.transpose(2, 3)), (v_LKD, kv.v_NKSD)):
-        assert torch.equal(got[:37], cache[table_RB[0]].transpose(1, 2).flatten(0, 1)[:37])
+    for got, held in ((k_LKD, kv.keys(table_RB[0]).transpose(2, 3)), (v_LKD, kv.values(table_RB[0]))):
+        assert torch.equal(got[:37], held.transpose(1, 2).flatten(0, 1)[:37])
         assert (got[37:] == 0).all()
 
 
@@ -302,7 +339,7 @@ def test_invariant_product_of_a_token_is_the_same_bits_among_any_number() -> Non
         assert torch.equal(run(linear, "invariant", x_TI[:count], weight), every[:count])
 
 
-@pytest.mark.parametrize("form", ["BF16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("form", ["BF16", "FP8", "Q8_0", "Q4_1"])
 @pytest.mark.parametrize("num_tokens", [1, 3])
 def test_triton_linear_of_whole_tiles_equals_the_reference(form: str, num_tokens: int) -> None:
     """Widths that the kernels of one token and of a few take."""
@@ -310,6 +347,17 @@ def test_triton_linear_of_whole_tiles_equals_the_reference(form: str, num_tokens
     x_TI, bias_O = inputs(torch.bfloat16, 1).normal(num_tokens, 4096), inputs(torch.bfloat16, 2).normal(5)
     got = run(linear, "triton", x_TI, _packed(raw, torch.bfloat16), bias_O)
     assert_close(linear, got, linear.reference(x_TI, raw, bias_O))
+
+
+def test_triton_rounds_a_token_as_the_reference_bit_by_bit() -> None:
+    """Ordinary rows, one of zeros, tiny ones, and such as are not finite."""
+    x_TI = inputs().normal(7, 96) * torch.tensor([1.0, 1e-3, 3e4, 0.0, 1e-39, 1.0, 1.0])[:, None]
+    x_TI[5, 3], x_TI[6, 90] = math.nan, -math.inf
+    codes_TI, scale_T = rounded(x_TI)
+    want_TI, want_T = to_codes(x_TI, FP8)
+    assert torch.equal(codes_TI.view(torch.uint8), want_TI.view(torch.uint8))
+    assert torch.equal(scale_T[:5], want_T[:5])
+    assert not scale_T[5:].isfinite().any()
 
 
 FILTERS: list[dict[str, float]] = [

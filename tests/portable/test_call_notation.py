@@ -252,9 +252,9 @@ def test_notation_keeps_texts_apart_from_values_that_look_alike() -> None:
 
 def test_notation_of_a_strict_tool_refuses_what_it_cannot_write() -> None:
     tool = ToolSpec(name="f", parameters={"properties": {"x": {"type": "object", "minProperties": 1}}}, strict=True)
-    with pytest.raises(RequestError, match="minProperties cannot be enforced") as refusal:
-        session("seed", (tool,))
-    assert refusal.value.code == "unsupported_schema"
+    with pytest.raises(RequestError, match="at #/properties/x/minProperties: minProperties cannot be enf") as refusal:
+        session("seed", (ToolSpec(name="g"), tool))
+    assert (refusal.value.param, refusal.value.code) == ("tools[1].function.parameters", "unsupported_schema")
     loose = ToolSpec(name="f", parameters=tool.parameters)
     assert session("seed", (loose,)).mask()
 
@@ -266,9 +266,22 @@ def test_notation_refuses_a_name_that_it_cannot_write() -> None:
 
 def test_notation_of_a_schema_that_nothing_matches_is_refused() -> None:
     tool = ToolSpec(name="f", parameters={"properties": {"x": False}, "required": ["x"]})
-    with pytest.raises(RequestError, match="no arguments that the schema allows") as refusal:
+    with pytest.raises(RequestError, match="no arguments that it allows") as refusal:
         session("lfm2", (tool,))
-    assert refusal.value.code == "invalid_schema"
+    assert (refusal.value.param, refusal.value.code) == ("tools[0].function.parameters", "invalid_schema")
+
+
+@pytest.mark.parametrize("name", ["function_tags", "gemma4", "lfm2"])
+def test_notation_refuses_patterns_that_nobody_could_check_and_texts_that_are_none(name: str) -> None:
+    """A pattern with look-around was once left out of a tool that is not strict, and validation has none either."""
+    for bounds in ({"pattern": "^(?=.*x)y"}, {"pattern": "^a$", "minLength": 3}):
+        schema = {"properties": {"ok": {"type": "string", "pattern": "a"}, "x": {"type": "string", **bounds}}}
+        tool = ToolSpec(name="f", parameters={**schema, "required": ["x"]})
+        with pytest.raises(RequestError, match="at #/properties/x") as refusal:
+            session(name, (tool,))
+        assert (refusal.value.param, refusal.value.code) == ("tools[0].function.parameters", "invalid_schema")
+    judged = ToolSpec(name="f", parameters={"properties": {"x": {"type": "string", "pattern": r"\bfoo\b"}}})
+    assert session(name, (judged,)).mask()
 
 
 @pytest.mark.parametrize("name", ["function_tags", "gemma4", "lfm2", "kimi_k3"])

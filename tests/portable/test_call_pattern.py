@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -297,7 +298,7 @@ def test_grammar_of_a_strict_tool_refuses_what_it_cannot_enforce() -> None:
     tool = ToolSpec(name="a", parameters={"type": "object", "not": {"required": ["x"]}}, strict=True)
     with pytest.raises(RequestError, match=r"tools\[0\].function.parameters.*not cannot be enforced") as refusal:
         HERMES.source(ToolPolicy(tools=(tool,)), ByteTokenizer(), param="tools")
-    assert (refusal.value.param, refusal.value.code) == ("tools", "unsupported_schema")
+    assert (refusal.value.param, refusal.value.code) == ("tools[0].function.parameters", "unsupported_schema")
 
 
 @pytest.mark.parametrize("beside", [{}, {"allOf": [{"title": "it took the place of oneOf"}]}])
@@ -307,6 +308,97 @@ def test_grammar_of_a_loose_tool_takes_parts_that_overlap(beside: dict[str, Any]
     wanted = ToolPolicy(tools=(ToolSpec(name="a", parameters=loose),), choice=ToolChoice(mode="required"))
     assert accepts('<tool_call>\n{"name": "a", "arguments": {"oneOf": 1}}\n</tool_call>', wanted)
     assert not accepts('<tool_call>\n{"name": "a", "arguments": {"oneOf": "x"}}\n</tool_call>', wanted)
+
+
+def of(parameters: Any, *, strict: bool = False, name: str = "a") -> ToolPolicy:
+    """Calls of one tool alone, which must come."""
+    tool = ToolSpec(name=name, parameters=parameters, strict=strict)
+    return ToolPolicy(tools=(tool,), choice=ToolChoice(mode="required"))
+
+
+def called(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "a", "arguments": {arguments}}}\n</tool_call>'
+
+
+def held(**properties: Any) -> dict[str, Any]:
+    """An object that has these."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+INTEGER: dict[str, Any] = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**held(a={"$ref": "#/oneOf/0/properties/b"}), "oneOf": [held(a={}, b=INTEGER), held(a={})]},
+        held(a={"$ref": "#/$defs/n/oneOf/1"}) | {"$defs": {"n": {"oneOf": [{"type": "string"}, INTEGER]}}},
+        held(a={"oneOf": [{"$ref": "#/properties/a/oneOf/1"}, INTEGER]}),
+        held(a={"$ref": "#/allOf/0/properties/c"}) | {"allOf": [{"properties": {"c": INTEGER}}]},
+        held(a={"anyOf": [{"$ref": "#/properties/a/anyOf/1"}, {"oneOf": [INTEGER, {"const": 3}]}]}),
+        held(a={"$ref": "#/then/properties/a"}) | {"if": {"required": ["b"]}, "then": {"properties": {"a": INTEGER}}},
+        held(a={"$ref": "#/not/properties/c%20%C3%A9"}) | {"not": held(**{"c é": INTEGER})},
+        held(a={"$ref": "#/else"})
+        | {"if": {"required": ["a"]}, "else": {"oneOf": [INTEGER, {"$ref": "#/else/oneOf/0"}]}},
+    ],
+    ids=json.dumps,
+)
+def test_grammar_of_a_loose_tool_follows_references_into_parts_that_are_not_enforced(schema: dict[str, Any]) -> None:
+    """A reference into a ``oneOf`` of its own once led nowhere, as the parts had been moved."""
+    assert accepts(called('{"a": 1}'), of(schema))
+    assert not accepts(called('{"a": "x"}'), of(schema))
+
+
+def test_grammar_of_a_tool_allows_objects_alone_whatever_else_the_schema_does() -> None:
+    several = held(a=INTEGER) | {"type": ["null", "object", "string"]}
+    for schema in (several, {"enum": [5, {"a": 1}]}, {"anyOf": [{"type": "string"}, held(a=INTEGER)]}):
+        assert accepts(called('{"a": 1}'), of(schema)), schema
+        for other in ("null", '"x"', "5"):
+            assert not accepts(called(other), of(schema)), schema
+
+
+FAULTS: list[tuple[Any, str, bool, str]] = [
+    (held(b={"type": "string", "pattern": "(?=x)"}), "#/properties/b", False, "look-around"),
+    (held(b={"type": "string", "pattern": r"(a)\1"}), "#/properties/b", False, "backreferences"),
+    (held(b={"type": "string", "minLength": 3, "maxLength": 2}), "#/properties/b", True, "minLength"),
+    (held(**{'b "é': {"type": "string", "pattern": "^a$", "maxLength": 0}}), '#/properties/b "é', False, "empty"),
+    (held(b={"items": False, "minItems": 1, "type": "array"}), "#/properties/b/items", False, "false"),
+    (held(b={"pattern": "("}) | {"additionalProperties": False}, "#/properties/b", True, "unclosed"),
+    (held(a={"anyOf": [False, True]}, b=held(c=False, d=False)), "#/properties/b/properties/c", False, "false"),
+    (held(b={"type": "array", "items": {"$ref": "#"}, "minItems": 1}), "#", False, "without end"),
+    (held(b=False), "#/properties/b", True, "false"),
+]
+
+
+@pytest.mark.parametrize(("schema", "pointer", "strict", "why"), FAULTS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("named", [False, True])
+def test_schema_of_a_tool_that_does_not_compile_is_refused_by_tool_and_pointer(
+    schema: Any, pointer: str, strict: bool, why: str, named: bool
+) -> None:
+    """The error once named neither, and the only tool offered was counted as the first of the request."""
+    faulty = ToolSpec(name="b\n", parameters=schema, strict=strict)
+    choice = ToolChoice(mode="named", name="b\n") if named else ToolChoice(mode="required")
+    tokens = ByteTokenizer()
+
+    def compiled() -> object:
+        source = HERMES.source(ToolPolicy(tools=(A, faulty), choice=choice), tokens)
+        grammar = Grammar(kind="calls", source=source)
+        return GrammarCompiler(tokens, tokens.vocab_size).compile(grammar, param="tool_choice")
+
+    with pytest.raises(RequestError, match=re.escape(why)) as refusal:
+        compiled()
+    assert (refusal.value.param, refusal.value.code) == ("tools[1].function.parameters", "invalid_schema")
+    assert r'tools[1].function.parameters of "b\n"' in str(refusal.value)
+    assert f"at {pointer}:" in str(refusal.value)
+
+
+def test_fault_of_an_answer_s_schema_beside_tools_is_not_told_of_a_tool() -> None:
+    tokens = ByteTokenizer()
+    frame = pattern().source(ToolPolicy(tools=(A,)), tokens, beside="answer")
+    answer = Grammar(kind="json_schema", source=json.dumps(held(c={"type": "string", "pattern": "("})), frame=frame)
+    with pytest.raises(RequestError, match="at #/properties/c:") as refusal:
+        GrammarCompiler(tokens, tokens.vocab_size).compile(answer, param="response_format")
+    assert (refusal.value.param, refusal.value.code) == ("response_format", "invalid_schema")
 
 
 PUBLISHED = {

@@ -20,7 +20,7 @@ from troth.config.facts import GpuFacts, MachineFacts
 from troth.errors import ModelLoadError
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
-GPU = GpuFacts(index=0, name="A card", total_bytes=80 * 2**30, free_bytes=60 * 2**30)
+GPU = GpuFacts(index=0, name="A card", total_bytes=80 * 2**30, free_bytes=60 * 2**30, capability=(9, 0))
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,10 @@ FROZEN = {
     "fit": [*GENERAL, *MODEL, *BATCH, *SPECULATION, *DISK_CACHE, "--json"],
     "probe": [*GENERAL, *MODEL, *TEMPLATE, "--json"],
     "certify": [*GENERAL, *MODEL, *TEMPLATE, "--json"],
+    "bench": [
+        *(*GENERAL, *SPECULATION, *BATCH, *MODEL, *TEMPLATE),
+        *("--json", "--prompt-tokens", "--repetitions", "--tokens"),
+    ],
     "cache": [*GENERAL, *MODEL, "--disk-cache", "--json"],
     "doctor": [*GENERAL, "--json"],
 }
@@ -128,7 +132,7 @@ def test_serve_has_at_most_30_flags() -> None:
 
 
 def test_flags_set_fields_that_exist() -> None:
-    own = {flag.field for group in (flags.RUN, flags.JSON, flags.GENERAL) for flag in group.flags}
+    own = {flag.field for group in (flags.RUN, flags.BENCH, flags.JSON, flags.GENERAL) for flag in group.flags}
     options = {field for cls in (ModelOptions, EngineOptions, ServeOptions) for field in cls.__dataclass_fields__}
     sampling = {*SamplingParams.__dataclass_fields__, "max_tokens", "stop"}
     for group in (flags.MODEL, flags.TEMPLATE, flags.BATCH, flags.SPECULATION, flags.DISK_CACHE, flags.SERVE):

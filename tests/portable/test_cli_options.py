@@ -84,6 +84,14 @@ def test_options_take_every_serve_flag() -> None:
     )
 
 
+def test_engine_options_refuse_a_draft_model_that_nobody_asks_to_draft() -> None:
+    parse = build_parser().parse_args
+    with pytest.raises(OptionError, match="'small' would be loaded and draft nothing; say --speculate draft"):
+        flags.engine_options(parse(["serve", "--draft-model", "small", "--speculate", "ngram"]))
+    kept = flags.engine_options(parse(["serve", "--draft-model", "small", "--speculate", "ngram,draft"]))
+    assert kept.draft_model == "small"
+
+
 def test_engine_options_let_a_flag_win_over_a_preset() -> None:
     assert flags.engine_options(build_parser().parse_args(["serve"]), max_rows=1).max_rows == 1
     assert flags.engine_options(build_parser().parse_args(["serve", "--rows", "4"]), max_rows=1).max_rows == 4

@@ -58,7 +58,7 @@ def test_facts_memory_where_meminfo_cannot_be_read_is_all_pages(
 
 
 def test_facts_count_the_cores_this_process_may_use_and_keep_the_gpus() -> None:
-    gpu = GpuFacts(index=0, name="card", total_bytes=2, free_bytes=1)
+    gpu = GpuFacts(index=0, name="card", total_bytes=2, free_bytes=1, capability=(9, 0))
     found = read_facts((gpu,))
     assert 1 <= found.num_cores <= (os.cpu_count() or 1)
     assert found.gpus == (gpu,)

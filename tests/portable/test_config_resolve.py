@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ from troth.config.resolve import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, resolve
 from troth.errors import OptionError
 
 GPUS = tuple(
-    GpuFacts(index=index, name=f"card {index}", total_bytes=80 * 2**30, free_bytes=(70 - 30 * index) * 2**30)
+    GpuFacts(
+        index=index,
+        name=f"card {index}",
+        total_bytes=80 * 2**30,
+        free_bytes=(70 - 30 * index) * 2**30,
+        capability=(9 - index, 0),
+    )
     for index in range(2)
 )
 CPU_ONLY = MachineFacts(num_cores=6, total_bytes=64 * 2**30, available_bytes=40 * 2**30)
@@ -102,13 +109,52 @@ def test_resolve_refuses_a_gpu_that_is_not_here_by_number() -> None:
         resolve(ModelOptions(device="cuda"), EngineOptions(), CPU_ONLY)
 
 
-def test_resolve_takes_an_int8_cache_on_a_cpu_only() -> None:
-    assert resolve(ModelOptions(kv_dtype="int8"), EngineOptions(), CPU_ONLY).kv_dtype == "int8"
-    with pytest.raises(OptionError, match="kv_dtype int8 is for CPUs; on cuda:0 leave it out for bfloat16"):
-        resolve(ModelOptions(kv_dtype="int8"), EngineOptions(), WITH_GPUS)
+def test_resolve_takes_an_int8_cache_on_every_device() -> None:
+    for facts in (CPU_ONLY, WITH_GPUS):
+        assert resolve(ModelOptions(kv_dtype="int8"), EngineOptions(), facts).kv_dtype == "int8"
+
+
+def test_resolve_takes_an_fp8_cache_where_the_gpu_knows_it() -> None:
+    fp8 = ModelOptions(kv_dtype="fp8")
+    assert resolve(fp8, EngineOptions(), WITH_GPUS).kv_dtype == "fp8"
+    with pytest.raises(OptionError, match=r"kv_dtype fp8 is for GPUs of compute capability 8\.9 and more; int8 takes"):
+        resolve(fp8, EngineOptions(), CPU_ONLY)
+    with pytest.raises(OptionError, match=r"fp8 needs a GPU .* 8\.9 and more, cuda:1 \(card 1\) has 8\.0; int8"):
+        resolve(replace(fp8, device="cuda:1"), EngineOptions(), WITH_GPUS)
+
+
+def test_resolve_takes_fp8_weights_where_the_gpu_computes_in_bfloat16() -> None:
+    fp8 = ModelOptions(weights="fp8")
+    decided = resolve(fp8, EngineOptions(), WITH_GPUS)
+    assert decided.weights == "fp8"
+    assert any("weights of layers in fp8" in reason for reason in decided.decisions)
+    assert resolve(ModelOptions(), EngineOptions(), WITH_GPUS).weights is None
+    with pytest.raises(OptionError, match="weights fp8 is for GPUs"):
+        resolve(fp8, EngineOptions(), CPU_ONLY)
+    with pytest.raises(OptionError, match="weights fp8 needs a GPU"):
+        resolve(replace(fp8, device="cuda:1"), EngineOptions(), WITH_GPUS)
+    with pytest.raises(OptionError, match="weights fp8 computes in bfloat16, not float16"):
+        resolve(replace(fp8, dtype="float16"), EngineOptions(), WITH_GPUS)
+
+
+@pytest.mark.parametrize(
+    "model", [ModelOptions(weights="fp8"), ModelOptions(kv_dtype="fp8"), ModelOptions(kv_dtype="int8")]
+)
+def test_resolve_refuses_to_be_deterministic_with_numbers_of_8_bits(model: ModelOptions) -> None:
+    with pytest.raises(OptionError, match="is not deterministic"):
+        resolve(model, EngineOptions(deterministic=True), WITH_GPUS)
 
 
 def test_resolve_refuses_to_be_deterministic_on_a_cpu() -> None:
     with pytest.raises(OptionError, match="deterministic is for GPUs"):
         resolve(ModelOptions(), EngineOptions(deterministic=True), CPU_ONLY)
     assert resolve(ModelOptions(), EngineOptions(deterministic=True), WITH_GPUS).device == "cuda:0"
+
+
+@pytest.mark.parametrize("name", ["kv_memory_bytes", "memory_soft_bytes", "memory_hard_bytes", "disk_cache_bytes"])
+@pytest.mark.parametrize("value", [-1, 1.5, "2GiB", True])
+def test_options_take_no_bytes_that_are_none(name: str, value: Any) -> None:
+    """A size as text ended in a TypeError after loading, one below zero emptied the disk cache without a word."""
+    with pytest.raises(OptionError, match=f"{name} must be a number of bytes, 0 or more"):
+        EngineOptions(**{name: value})
+    assert getattr(EngineOptions(**{name: 0}), name) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -378,6 +379,124 @@ def test_hostile_grammar_gives_masks_or_a_fault(grammar: Grammar) -> None:
             return
         one.advance(max(choices - EOS, default=EOS_ID))
     assert one.fault is None
+
+
+def follow(one: GrammarSession, text: str) -> None:
+    """Take a text in, with the mask before each byte, which must allow it."""
+    for byte in text.encode():
+        mask = one.mask()
+        assert one.fault is None, one.fault
+        assert allowed(mask, byte)
+        one.advance(byte)
+
+
+WINDOW = Grammar(kind="json_schema", source='{"type": "string", "pattern": "^(a|x)*x(a|x){30}$"}')
+"""Every text leads to states that no other does."""
+
+
+def test_session_goes_on_where_others_used_up_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some dozen answers of one pattern once filled its automaton; all later ones then ended where they began."""
+    monkeypatch.setattr("troth.text.grammar.MAX_LEXER_STATES", 600)
+    compiler, rng = GrammarCompiler(BYTES, BYTES.vocab_size), random.Random(0)
+    for _ in range(8):
+        one, other = session(WINDOW, compiler), session(WINDOW, compiler)
+        text = '"' + "".join(rng.choices("ax", k=80))
+        follow(one, text)
+        twin = one.fork()
+        one.rollback(30)
+        follow(one, text[-30:])
+        assert (one.mask(), one.token_ids) == (twin.mask(), twin.token_ids)
+        assert not allowed(one.mask(), ord("b"))
+        follow(other, text[:40])
+
+
+def test_session_that_cannot_go_on_names_the_pattern_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("troth.text.grammar.MAX_LEXER_STATES", 80)
+    monkeypatch.setattr("troth.text.grammar.takes_too_much", lambda *trial: False)
+    one = session(WINDOW, GrammarCompiler(BYTES, BYTES.vocab_size))
+    text = '"' + "".join(random.Random(0).choices("ax", k=400))
+    for byte in text.encode():
+        mask = one.mask()
+        if one.fault is not None:
+            break
+        assert allowed(mask, byte)
+        one.advance(byte)
+    assert one.fault is not None
+    assert "the pattern '^(a|x)*x(a|x){30}$' (grammar at #/pattern) takes too much work" in one.fault
+    assert "fewer repetitions" in one.fault
+    assert (allowed_ids(one.mask()), one.is_complete, one.is_accepting, one.forced_ids()) == (set(), False, False, [])
+
+
+def test_grammar_that_takes_long_to_compile_is_made_anew_before_the_next_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("troth.text.grammar.MAX_LEXER_STATES", 600)
+    monkeypatch.setattr("troth.text.grammar_start.MAX_RENEWAL_S", -1.0)
+    compiler, rng = GrammarCompiler(BYTES, BYTES.vocab_size), random.Random(0)
+    first = compiler.compile(WINDOW)
+    while not first.is_spent:
+        one = first.session(EOS)
+        for byte in ('"' + "".join(rng.choices("ax", k=80))).encode():
+            one.mask()
+            one.advance(byte)
+    assert one.fault is not None
+    assert "takes too much work" in one.fault
+    again = compiler.compile(WINDOW)
+    assert again is not first
+    follow(again.session(EOS), '"axaxax')
+    assert compiler.compile(WINDOW) is again
+
+
+NESTED = "^(([a-z0-9]{1,10}[-_ ]?){1,20},?){1,10}$"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "place", "code"),
+    [
+        (schema({"type": "string", "pattern": NESTED}), "field at #/pattern: ", "invalid_schema"),
+        (schema({"items": {"pattern": NESTED}}, strict=False), "field at #/items/pattern: ", "invalid_schema"),
+        (schema({"patternProperties": {NESTED: {}}}), "field at #/patternProperties/^", "invalid_schema"),
+        (Grammar(kind="regex", source=NESTED.strip("^$")), "field: ", "invalid_grammar"),
+    ],
+    ids=["pattern", "loose", "names", "regex"],
+)
+def test_pattern_that_a_text_makes_too_much_work_is_refused_before_there_is_one(
+    grammar: Grammar, place: str, code: str
+) -> None:
+    """It once ended the answer at a token in its midst."""
+    with pytest.raises(RequestError) as caught:
+        COMPILER.compile(grammar, param="field")
+    assert (caught.value.param, caught.value.code) == ("field", code)
+    assert str(caught.value).startswith(place)
+    assert NESTED.strip("^$") in str(caught.value)
+    assert "takes too much work to follow; write it with fewer repetitions" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^[\w.+-]{1,64}@([\w-]{1,63}\.){1,8}[a-z]{2,24}$",
+        r"^(https?://)?([\w-]+\.)+[a-z]{2,6}(/[\w./-]*)*/?$",
+        r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+        "^.{0,5000}$",
+        r"^\p{L}{3,500}(?:ab|cd)+$",
+        '^("|b)+[^\\s]{20}$',
+    ],
+)
+def test_pattern_of_common_use_is_taken(pattern: str) -> None:
+    assert session(schema({"type": "string", "pattern": pattern})).mask()
+
+
+def test_session_inside_a_long_constant_proposes_its_next_tokens_alone() -> None:
+    """The whole rest was once spelled at each of its tokens: a third of a second for 200,000 characters."""
+    tokenizer = byte_level()
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    one = compiler.compile(Grammar(kind="choice", choices=("hello " * 2000,))).session(tokenizer.eos_ids)
+    forced = one.forced_ids()
+    assert 20 < len(forced) <= 512
+    assert ("hello " * 2000).startswith(b"".join(map(tokenizer.token_bytes, forced)).decode())
+    assert feed(one, forced)
+    assert one.forced_ids()
 
 
 @pytest.mark.parametrize(

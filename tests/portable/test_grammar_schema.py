@@ -61,6 +61,14 @@ def chain(length: int, link: Any = None) -> dict[str, Any]:
             "#/prefixItems/0",
         ),
         ({"$defs": {"a": {"pattern": "(?=a)"}}, "anyOf": [{"$ref": "#/$defs/a"}]}, "#/$defs/a"),
+        ({"properties": {'é "b': {"type": "string", "pattern": "("}}}, '#/properties/é "b'),
+        ({"additionalProperties": False, "properties": {"a": {"pattern": "("}}}, "#/properties/a"),
+        ({"properties": {"a": False, "b": False}, "required": ["b"]}, "#/properties/b"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"allOf": [{"$ref": "#/$defs/x"}]}}},
+            "#/$defs/x/allOf/0",
+        ),
+        ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "#"),
     ],
 )
 def test_schema_with_a_fault_is_refused_by_its_pointer(schema: Any, pointer: str) -> None:
@@ -118,7 +126,9 @@ def test_schema_annotations_and_extensions_are_no_constraints() -> None:
 
 def test_schema_one_of_that_overlaps_is_refused_when_strict_and_named_otherwise() -> None:
     schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
-    refused(schema)
+    error = refused(schema)
+    assert error.code == "unsupported_schema"
+    assert "at #/oneOf:" in str(error)
     assert compiled(schema, strict=False) == ("#/oneOf",)
 
 
@@ -142,6 +152,45 @@ def test_schema_that_no_answer_matches_is_refused(schema: Any, strict: bool) -> 
 
 def test_schema_that_leads_back_into_itself_through_a_value_compiles() -> None:
     assert compiled({"type": "object", "properties": {"next": {"$ref": "#"}}}) == ()
+
+
+LIST = {"type": "array", "items": {"$ref": "#"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "endless"),
+    [
+        ({**LIST, "minItems": 1}, True),
+        (LIST, False),
+        ({**LIST, "minItems": 1, "prefixItems": [{"type": "null"}], "items": False}, False),
+        ({"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, LIST]}}, "required": ["a"]}, False),
+        ({"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, False),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "minItems": 2, "items": {"$ref": "#"}}}}, True),
+        (chain(200), False),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_schema_that_only_endless_values_match_is_refused(schema: Any, endless: bool) -> None:
+    """Such an answer once went on and on until a limit cut it."""
+    if endless:
+        assert "without end" in str(refused(schema))
+    else:
+        assert compiled(schema) == ()
+
+
+def test_schema_keeps_what_references_lead_to_inside_keywords_that_are_left_out() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/then/properties/a"}, "b": {"$ref": "#/else"}},
+        "if": {"required": ["c"]},
+        "then": {"properties": {"a": {"type": "integer"}}},
+        "else": {"type": "array", "items": {"$ref": "#/else/contains"}, "contains": {"type": "string", "pattern": "("}},
+    }
+    error = refused(schema, strict=False)
+    assert "at #/else/contains:" in str(error)
+    schema["else"]["contains"] = {"type": "boolean"}  # type: ignore[index]
+    assert compiled(schema, strict=False) == ("#/if", "#/then", "#/else", "#/else/contains")
+    assert "if cannot be enforced" in str(refused(schema))
 
 
 DEEP: Any = {"type": "string"}

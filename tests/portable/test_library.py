@@ -84,6 +84,7 @@ def test_warm_pins_what_every_conversation_begins_with() -> None:
         ({"messages": "Hi", "max_tokens": 5}, "max_tokens"),
         ({"messages": "Hi", "template_variables": ["a"]}, "template_variables"),
         ({"messages": "Hi", "cache_salt": 5}, "cache_salt"),
+        ({"messages": "Hi", "cache_salt": 0}, "cache_salt"),
         ({"prompt": ""}, None),
     ],
 )

@@ -105,6 +105,21 @@ def test_reservation_whose_beginning_was_discarded_gives_all_back() -> None:
     assert world.ask(ids(100)) == 0
 
 
+def test_reservation_that_made_a_row_fail_is_forgotten_and_what_was_computed_stays() -> None:
+    """Damage that came from disk stayed in memory: every later request for that text failed, too."""
+    world = World()
+    world.ask(ids(40))
+    made = reserved(world, 96)
+    world.runner.fill(made)
+    world.scheduler.adopt(made.reservation_id)
+    hurt = world.add(ids(100), most=20)
+    world.step(0)
+    world.run()
+    assert world.cached[hurt.request_id] == 96
+    assert all(pool.num_used == 0 for pool in world.scheduler.pools)
+    assert world.ask(ids(100)) == 32
+
+
 def test_departures_tell_what_rows_left_and_where_others_may_begin() -> None:
     world = World((FULL, WINDOW), recurrent=True)
     world.index.departures = departures = deque()

@@ -79,7 +79,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("response_format.json_schema.schema", "invalid_type", {"response_format": format_of([])}),
     ("response_format.json_schema.strict", "invalid_type", {"response_format": format_of({}, strict="yes")}),
     ("response_format.json_schema.schema", "invalid_schema", {"response_format": format_of({"type": "text"})}),
-    ("response_format.json_schema.schema", "invalid_grammar", {"response_format": format_of({"$ref": "#"})}),
+    ("response_format.json_schema.schema", "invalid_schema", {"response_format": format_of({"$ref": "#"})}),
     (
         "response_format.json_schema.schema",
         "unsupported_schema",

@@ -78,6 +78,18 @@ def test_tools_reach_the_template_and_the_engine() -> None:
     assert request.reading.prompt_tail == bytes(request.prompt_ids).decode()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_nobody_checks_of_a_tool_s_schema_is_told(stream: bool) -> None:
+    """The document said so, and only the log of nobody had it."""
+    schema = {"properties": {"a": {"type": "string", "pattern": "(?=x)", "nullable": True}}}
+    fields = {"tools": [*TOOLS, {"function": {"name": "g", "parameters": schema}}], "stream": stream}
+    told = reply(FakeAnswer(text="Hi."), **fields)
+    unchecked = [f"tools[1].function.parameters: {one}" for one in ("nullable", "pattern '(?=x)'")]
+    assert (told[-1] if stream else told)["troth"]["not_enforced"] == unchecked
+    told = reply(FakeAnswer(text="Hi."), **fields, tool_choice="none")
+    assert "not_enforced" not in (told[-1] if stream else told)["troth"]
+
+
 def test_tool_choice_none_keeps_tools_from_the_template_and_their_marks_in_the_text() -> None:
     request = asked(tools=TOOLS, tool_choice="none")
     assert bytes(request.prompt_ids).decode().startswith("user: hi")
@@ -156,7 +168,7 @@ def test_forced_choice_without_thinking_leaves_no_room_for_a_thought() -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "invalid_value"),
-        ({"tools": TOOLS * 2}, "tools[1].name", "invalid_value"),
+        ({"tools": TOOLS * 2}, "tools[1].function.name", "invalid_value"),
         ({"tools": ["f"]}, "tools[0]", "invalid_type"),
         (
             {"tools": [{"function": {"name": "f", "parameters": {"type": "object", "maxProperties": 2**70}}}]},
@@ -168,9 +180,20 @@ def test_forced_choice_without_thinking_leaves_no_room_for_a_thought() -> None:
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tools": TOOLS, "tool_validation": "lax"}, "tool_validation", "invalid_value"),
         (
-            {"tools": [{"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]},
-            "tools",
+            {"tools": [{"function": {"name": "f", "strict": True, "parameters": {"not": {"required": ["a"]}}}}]},
+            "tools[0].function.parameters",
             "unsupported_schema",
+        ),
+        *(
+            ({"tools": [*TOOLS, {"function": {"name": "g", "parameters": schema}}], "tool_choice": choice}, place, code)
+            for place, code in [("tools[1].function.parameters", "invalid_schema")]
+            for schema, choice in [
+                ({"type": "string"}, "auto"),
+                ({"type": "string"}, "required"),
+                ({"properties": {"a": {"pattern": "(?!x)", "type": "string"}}}, "required"),
+                ({"properties": {"a": {"pattern": "(?!x)", "type": "string"}}}, {"function": {"name": "g"}}),
+                ({"properties": {"a": False}, "required": ["a"]}, "required"),
+            ]
         ),
         ({"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort", "invalid_value"),
         ({"reasoning": {"budget": 1}, "thinking": {"budget_tokens": 2}}, "thinking.budget_tokens", "invalid_value"),

@@ -85,8 +85,8 @@ def test_tool_calls_point_at_what_fails() -> None:
 
 def test_tool_calls_refuse_tools_that_cannot_be_told_apart() -> None:
     for tools, param in (
-        ([ToolSpec(name="f"), ToolSpec(name="f")], "tools[1].name"),
-        ([ToolSpec(name="")], "tools[0].name"),
+        ([ToolSpec(name="f"), ToolSpec(name="f")], "tools[1].function.name"),
+        ([ToolSpec(name="")], "tools[0].function.name"),
         ([ToolSpec(name=f"t{number}") for number in range(MAX_TOOLS + 1)], "tools"),
     ):
         with pytest.raises(RequestError) as caught:
@@ -111,6 +111,46 @@ def test_tool_calls_refuse_tools_that_cannot_be_told_apart() -> None:
 )
 def test_tool_calls_refuse_schemas_that_cannot_be_used(schema: Any, message: str) -> None:
     assert message in refusal_of(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"type": "string"}, " at #/type"),
+        ({"type": ["string", "null"]}, " at #/type"),
+        ({"const": "x"}, " at #/const"),
+        ({"enum": [1, "{}", None]}, " at #/enum"),
+        ({"anyOf": [{"type": "array"}, {"const": 1}]}, " at #/anyOf"),
+        ({"type": "object", "allOf": [{"type": ["array", "null"]}]}, " at #/allOf"),
+        ({"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "integer"}}}, " at #/$ref"),
+        ({"not": {"type": ["object", "null"]}}, " at #/not"),
+        (False, ""),
+    ],
+    ids=json.dumps,
+)
+def test_tool_calls_refuse_schemas_that_no_arguments_match(schema: Any, pointer: str) -> None:
+    """A forced call of such a tool once always came out as text."""
+    tools = [ToolSpec(name="g"), ToolSpec(name='f"', parameters=schema)]
+    with pytest.raises(RequestError) as caught:
+        ToolSet(tools)
+    assert (caught.value.param, caught.value.code) == ("tools[1].function.parameters", "invalid_schema")
+    assert rf'tools[1].function.parameters of "f\"": the schema{pointer} allows no object' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schema", [True, {}, {"type": ["object", "null"]}, {"enum": [1, {}]}, {"not": {"type": "null"}}]
+)
+def test_tool_calls_take_schemas_that_some_arguments_match(schema: Any) -> None:
+    assert ToolSet([ToolSpec(name="f", parameters=schema)]).notices == {}
+
+
+def test_tool_calls_point_at_the_part_of_a_schema_that_cannot_be_used() -> None:
+    assert refusal_of({"properties": {"a/b": {"items": {"type": "strin"}}}}).startswith(
+        "the schema at #/properties/a~1b/items/type is not"
+    )
+    assert "at #/anyOf/1/$ref refers to" in refusal_of({"anyOf": [{}, {"$ref": "#/none"}]})
+    assert "at #/$defs/a has an enum" in refusal_of({"$defs": {"a": {"enum": list(range(257))}}})
+    assert "at #/$defs/a has a $ref that leads round" in refusal_of({"$defs": {"a": {"$ref": "#/$defs/a"}}})
 
 
 def test_tool_calls_refuse_schemas_that_are_too_much() -> None:

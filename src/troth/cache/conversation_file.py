@@ -17,10 +17,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from troth.cache.disk_bundle import Bundle
+from troth.cache.disk_bundle import NO_TENSORS, Bundle
 from troth.cache.disk_folder import DiskFolder
 from troth.cache.disk_index import IndexTrouble
 from troth.cache.disk_names import STATE, BundleKind, block_names
@@ -110,6 +109,9 @@ def import_conversation(place: CachePlace, path: Path) -> Carried:
         DeviceError: the folder cannot be written.
     """
     try:
+        # A device may have no end, and a pipe no beginning to go back to.
+        if path.exists() and not path.is_file():
+            raise OptionError(f"{path}: is a folder or a device, not what troth cache export writes")
         with zipfile.ZipFile(path) as archive:
             manifest = _read_manifest(archive, path)
             if manifest["namespace"] != place.common:
@@ -134,8 +136,6 @@ def import_conversation(place: CachePlace, path: Path) -> Carried:
                 _keep(place, bundle, known)
     except FileNotFoundError:
         raise OptionError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise OptionError(f"{path}: is a folder, not what troth cache export writes") from None
     except _NO_ARCHIVE as error:
         raise OptionError(f"{path}: is not what troth cache export writes, or is cut off: {error}") from error
     place.folder.label(place.namespace, place.label)
@@ -192,15 +192,28 @@ def _read_manifest(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
         )
         ids, num_blocks = manifest["token_ids"], len(manifest["token_ids"]) // BLOCK_TOKENS
         is_ours = is_ours and all(isinstance(one, int) and 0 <= one < 2**31 for one in ids)
-        for member in manifest["members"]:
-            first, count = member["first"], member["count"]
-            is_ours = is_ours and isinstance(first, int) and isinstance(count, int) and isinstance(member["file"], str)
-            is_ours = is_ours and 0 <= first < first + count <= num_blocks
-    except (ValueError, KeyError, TypeError) as error:
+        is_ours = is_ours and _are_members(manifest["members"], num_blocks)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise OptionError(f"{path}: {_MANIFEST} is damaged: {error!r}") from error
     if not is_ours:
         raise OptionError(f"{path}: {_MANIFEST} is not that of a {_FORMAT}")
     return manifest
+
+
+def _are_members(members: list[Any], num_blocks: int) -> bool:
+    """Whether each says what it holds, and no block is held twice: a small file could else ask for days of reading."""
+    told: set[tuple[str, int]] = set()
+    for member in members:
+        first, count = member["first"], member["count"]
+        if not all(isinstance(member[name], str) for name in ("file", "kind", "sha256")):
+            return False
+        if not (isinstance(first, int) and isinstance(count, int) and 0 <= first < first + count <= num_blocks):
+            return False
+        places = {(member["kind"], place) for place in range(first, first + count)}
+        if not told.isdisjoint(places):
+            return False
+        told |= places
+    return True
 
 
 def _read_member(
@@ -214,7 +227,7 @@ def _read_member(
         raise OptionError(f"{where} is damaged: its content has another SHA-256 than the manifest says")
     try:
         tensors = load(content)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except NO_TENSORS as error:
         raise OptionError(f"{where} is damaged: its tensors cannot be read: {error}") from error
     first, count, kind = member["first"], member["count"], member["kind"]
     if kind not in place.reach.kinds or not tensors or any(one.shape[:1] != (count,) for one in tensors.values()):

@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from troth.cache.disk_names import BundleKind
+from troth.cache.regular_file import open_regular
 
 _FORMAT: Final = "troth-cache-1"
 SUFFIX: Final = ".safetensors"
@@ -27,6 +28,8 @@ FILE: Final = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.safetensors", re.ASCII)
 _NAME_BYTES: Final = 32
 _MAX_HEADER_BYTES: Final = 2**24
 _KIND: Final = re.compile(r"kv\d{1,3}|state", re.ASCII)
+NO_TENSORS: Final = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError)
+"""What reading tensors may raise: a header can name shapes that no tensor has, and types that this torch has not."""
 
 
 class DamagedBundle(Exception):
@@ -82,7 +85,8 @@ def read_bundle(folder: Path, file: str) -> Bundle:
         DamagedBundle: it is not.
     """
     try:
-        content = (folder / file).read_bytes()
+        with open_regular(folder / file, os.O_RDONLY) as opened:
+            content = opened.read()
     except OSError as error:
         raise DamagedBundle(f"{file}: {error}") from error
     if sha256(content).hexdigest() != Path(file).stem:
@@ -90,7 +94,7 @@ def read_bundle(folder: Path, file: str) -> Bundle:
     header = _metadata(content, file)
     try:
         tensors = load(content)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except NO_TENSORS as error:
         raise DamagedBundle(f"{file}: its tensors cannot be read: {error}") from error
     if any(tensor.shape[:1] != (len(header.names),) for tensor in tensors.values()):
         raise DamagedBundle(f"{file}: its tensors are not of {len(header.names)} blocks")
@@ -104,7 +108,7 @@ def describe_bundle(folder: Path, file: str) -> Bundle:
         DamagedBundle: it says nothing that can be read.
     """
     try:
-        with open(folder / file, "rb") as opened:
+        with open_regular(folder / file, os.O_RDONLY) as opened:
             length = int.from_bytes(opened.read(8), "little")
             content = length.to_bytes(8, "little") + opened.read(min(length, _MAX_HEADER_BYTES))
     except OSError as error:
@@ -116,10 +120,11 @@ def _metadata(content: bytes, file: str) -> Bundle:
     length = int.from_bytes(content[:8], "little")
     try:
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-        kind, namespace, names = metadata["kind"], metadata["namespace"], bytes.fromhex(metadata["names"])
-    except (ValueError, KeyError, TypeError) as error:
+        kind, namespace, names = metadata["kind"], str(metadata["namespace"]), bytes.fromhex(metadata["names"])
+        namespace.encode()  # half of a surrogate pair is no text, and no database takes it
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedBundle(f"{file}: its header cannot be read") from error
     if metadata.get("format") != _FORMAT or not _KIND.fullmatch(str(kind)) or len(names) % _NAME_BYTES or not names:
         raise DamagedBundle(f"{file}: not a file of this cache")
     split = tuple(names[at : at + _NAME_BYTES] for at in range(0, len(names), _NAME_BYTES))
-    return Bundle(kind=kind, namespace=str(namespace), names=split, tensors={})
+    return Bundle(kind=kind, namespace=namespace, names=split, tensors={})

@@ -31,6 +31,7 @@ from troth.cache.disk_bundle import (
 from troth.cache.disk_index import DiskIndex, IndexTrouble, Location, newest_generation, remove_generations
 from troth.cache.disk_names import BundleKind
 from troth.cache.disk_scratch import Scratch, gate
+from troth.cache.regular_file import regular_bytes
 from troth.config.disk_quota import default_quota
 from troth.contracts.prefix_cache import DiskCacheContents
 
@@ -236,7 +237,8 @@ class DiskFolder:
         # In this order: what another process writes meanwhile is at worst listed twice, never taken for lost.
         listed = index.files()
         on_disk = {path.relative_to(self.path).as_posix(): path for path in self.path.glob(f"??/*{SUFFIX}")}
-        sizes = {file: _size(path) for file, path in on_disk.items() if FILE.fullmatch(file)}
+        measured = {file: regular_bytes(path) for file, path in on_disk.items() if FILE.fullmatch(file)}
+        sizes = {file: num_bytes for file, num_bytes in measured.items() if num_bytes is not None}
         wrong = {file for file, num_bytes in listed.items() if sizes.get(file) != num_bytes}
         for file in wrong:
             index.remove(file)
@@ -289,11 +291,3 @@ class DiskFolder:
             index.remove(file)
             (self.path / file).unlink(missing_ok=True)
             removed, self.num_bytes = file, index.total_bytes()
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file; 0: it has just gone."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -17,7 +17,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
+
+from troth.cache.regular_file import open_regular
 
 _LOCK: Final = "lock"
 _PREFIX: Final = "scratch-"
@@ -30,7 +32,7 @@ _PAUSE_S: Final = 0.01
 def gate(folder: Path) -> Iterator[None]:
     """Alone in the folder with what others must not do meanwhile. Raises OSError when another process does not pass."""
     deadline = time.monotonic() + GATE_S
-    with open(folder / _LOCK, "w") as lock:
+    with _lock_file(folder / _LOCK) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,7 +55,7 @@ class Scratch:
         for other in folder.glob(f"{_PREFIX}*"):
             _remove_abandoned(other)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
-        self._lock = (self.path / _LOCK).open("w")
+        self._lock = _lock_file(self.path / _LOCK)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
@@ -62,17 +64,22 @@ class Scratch:
         self._lock.close()
 
 
+def _lock_file(path: Path) -> BinaryIO:
+    """A file to lock, made if it is not there, never written to. Raises OSError where something else lies there."""
+    return open_regular(path, os.O_RDWR | os.O_CREAT)
+
+
 def _remove_abandoned(scratch: Path) -> None:
     """Remove a scratch folder that nobody holds: one without a lock was left by who was stopped at the gate."""
+    if scratch.is_symlink():
+        return  # what it names is somebody's
     try:
-        lock = os.open(scratch / _LOCK, os.O_WRONLY | os.O_CREAT)
+        lock = _lock_file(scratch / _LOCK)
     except OSError:
         return  # its owner has just removed it
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return  # its owner is alive
-    else:
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # its owner is alive
         shutil.rmtree(scratch, ignore_errors=True)
-    finally:
-        os.close(lock)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,7 @@ _EXPONENTS: Final = {
     torch.bfloat16: (torch.int16, 0x7F80),
     torch.float32: (torch.int32, 0x7F800000),
 }
+Fits = Callable[[Mapping[str, Tensor]], bool]
 NOTED_BYTES: Final = 2**20
 """Reading less tells how long files take to open, not how fast they are read."""
 QUEUE_BYTES: Final = 256 * 2**20
@@ -142,10 +143,13 @@ class DiskTier:
             self._folder.touch(dict.fromkeys(places[name].file for name in names if name in places))
         return frozenset(i for i, name in enumerate(names) if name in places)
 
-    def read(self, kind: BundleKind, names: Sequence[bytes]) -> list[Span]:
+    def read(self, kind: BundleKind, names: Sequence[bytes], fits: Fits | None = None) -> list[Span]:
         """The longest beginning of ``names`` that is held and whole, as consecutive spans.
 
         A file that is not what it should be is removed, and the beginning ends before it.
+
+        Args:
+            fits: whether tensors can be of this kind; None: any can.
         """
         started, num_bytes = time.perf_counter(), 0
         places = self._folder.find(kind, names)
@@ -165,6 +169,9 @@ class DiskTier:
             count = _num_agreeing(bundle.names[place.position :], names[at:]) if is_ours else 0
             if not count:
                 self._folder.remove_damaged(place.file, "the index names the wrong file for a block")
+                break
+            if fits is not None and not fits(bundle.tensors):
+                self._folder.remove_damaged(place.file, f"{place.file}: its tensors are not those of this model")
                 break
             end = place.position + count
             spans.append(Span(at, count, {key: t[place.position : end] for key, t in bundle.tensors.items()}))

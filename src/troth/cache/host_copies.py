@@ -14,6 +14,7 @@ from torch import Tensor
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
 from troth.contracts.names import BlockId, CheckpointId
+from troth.ops.codes import as_bytes
 
 
 class HostCopies:
@@ -88,7 +89,10 @@ def _fits(pool: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
 def _read(pool: Mapping[str, Tensor], places: Sequence[int]) -> dict[str, Tensor]:
     index = torch.tensor(places, dtype=torch.int64)
     on_device = {device: index.to(device) for device in {tensor.device for tensor in pool.values()}}
-    return {name: tensor.index_select(0, on_device[tensor.device]).cpu() for name, tensor in pool.items()}
+    return {
+        name: as_bytes(tensor).index_select(0, on_device[tensor.device]).cpu().view(tensor.dtype)
+        for name, tensor in pool.items()
+    }
 
 
 @torch.inference_mode()
@@ -96,4 +100,4 @@ def _write(pool: Mapping[str, Tensor], places: Sequence[int], tensors: Mapping[s
     index = torch.tensor(places, dtype=torch.int64)
     on_device = {device: index.to(device) for device in {tensor.device for tensor in pool.values()}}
     for name, tensor in pool.items():
-        tensor.index_copy_(0, on_device[tensor.device], tensors[name].to(tensor.device))
+        as_bytes(tensor).index_copy_(0, on_device[tensor.device], as_bytes(tensors[name]).to(tensor.device))

@@ -34,8 +34,13 @@ class RowStates:
         for live, copy in self._copies:
             live[self._rows] = copy
 
-    def are_back(self) -> bool:
-        """Whether they are, bit by bit (NaN is NaN), what they were."""
+    def are_back(self, tolerance: float = 0.0) -> bool:
+        """Whether they are, bit by bit (NaN is NaN) or up to a difference, absolute and relative, what they were."""
+        if tolerance:
+            return all(
+                torch.allclose(live[self._rows], copy, rtol=tolerance, atol=tolerance, equal_nan=True)
+                for live, copy in self._copies
+            )
         return all(_same(live[self._rows], copy) for live, copy in self._copies)
 
 

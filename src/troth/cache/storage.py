@@ -9,7 +9,8 @@ A pool of N blocks, per layer of its group (K key-value heads, S = 16 slots, D h
     k_NKDS  [N, K, D, 16]   one head's keys of a block are one stream, 16 keys side by side for each value of a head
     v_NKSD  [N, K, 16, D]   one head's values of a block are one stream, key after key
 
-and, where they are int8 (``ops/layer_kv.py``), a float32 scale for each key and each value of a head: [N, K, 16] twice.
+and, where they are codes of 8 bits (``ops/codes.py``), a float32 scale for each key and value of a head: [N, K, 16]
+twice.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 from troth.contracts.cache_spec import TRAIL_TOKENS, AttentionSpec, CacheSpec
 from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OutOfMemory
+from troth.ops.codes import LARGEST
 from troth.ops.layer_kv import LayerKV
 
 SPARE_BLOCKS: Final = 1
@@ -118,7 +120,7 @@ class CacheStorage:
         heads = spec.num_kv_heads
         k_NKDS = self.zeros((num_blocks, heads, spec.head_dim, BLOCK_TOKENS), dtype, device)
         v_NKSD = self.zeros((num_blocks, heads, BLOCK_TOKENS, spec.value_dim), dtype, device)
-        if dtype.is_floating_point:
+        if dtype not in LARGEST:
             return LayerKV(k_NKDS, v_NKSD)
         scales = (self.zeros((num_blocks, heads, BLOCK_TOKENS), torch.float32, device) for _ in "kv")
         return LayerKV(k_NKDS, v_NKSD, *scales)

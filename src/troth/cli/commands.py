@@ -105,6 +105,14 @@ COMMANDS: Final = (
         groups=(flags.MODEL, flags.TEMPLATE, flags.JSON),
     ),
     Command(
+        name="bench",
+        summary="measure how fast a model is here",
+        details="Tokens per second of prompts and answers, with --rows also of several at once; --speculate compares "
+        "answers with drafts and without, which must be equal.",
+        operand=_MODEL,
+        groups=(flags.BENCH, flags.SPECULATION, flags.BATCH, flags.MODEL, flags.TEMPLATE, flags.JSON),
+    ),
+    Command(
         name="cache",
         summary="look after the disk cache of troth serve",
         details="stats sums it up, list shows it by model, verify reads every file and removes those that are damaged "

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from troth.config import env, values
 from troth.config.options import EngineOptions, ModelOptions, ServeOptions
+from troth.errors import OptionError
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
-_KV_DTYPES: Final = (*_DTYPES, "int8")
+_KV_DTYPES: Final = (*_DTYPES, "int8", "fp8")
 _DEFAULTS: Final = (ModelOptions(), EngineOptions(), ServeOptions())
 
 
@@ -61,7 +62,14 @@ MODEL: Final = Group(
         _flag("--context", "context_tokens", _count, "TOKENS", "most tokens of prompt plus answer"),
         _flag("--device", "device", str, "DEVICE", "cpu, cuda or cuda:N (default: cuda when present)"),
         _flag("--dtype", "dtype", _dtype, "TYPE", f"arithmetic: {', '.join(_DTYPES)}"),
-        _flag("--kv-dtype", "kv_dtype", _kv_dtype, "TYPE", "the KV cache: those, or int8 (default: float16 on a CPU)"),
+        _flag(
+            "--kv-dtype",
+            "kv_dtype",
+            _kv_dtype,
+            "TYPE",
+            "the KV cache: those, int8, or fp8 on a GPU (default: float16 on a CPU)",
+        ),
+        _flag("--weights", "weights", values.one_of("fp8"), "TYPE", "round layers to 8 bits at load, on a GPU: fp8"),
         _flag("--threads", "threads", _count, "N", "CPU threads (default: the cores there are)"),
         _flag("--providers", "providers", values.words, "NAMES", "op providers, first choice first; see troth doctor"),
         _flag("--deterministic", "deterministic", None, None, "the same bits whatever the batch; on a GPU, slower"),
@@ -223,6 +231,14 @@ RUN: Final = Group(
         _flag("-q --quiet", "quiet", None, None, "no progress and no statistics"),
     ),
 )
+BENCH: Final = Group(
+    "bench",
+    (
+        _flag("--prompt-tokens", "prompt_tokens", _count, "N", "tokens of the long prompt (default: 512)"),
+        _flag("--tokens", "tokens", _count, "N", "tokens of an answer (default: 64)"),
+        _flag("--repetitions", "repetitions", _count, "N", "of each figure (default: 3)"),
+    ),
+)
 CHAT: Final = Group("chat", RUN.flags[:1])
 JSON: Final = Group("output", (_flag("--json", "json", None, None, "print JSON instead of a table"),))
 GENERAL: Final = Group("general", (_flag("--debug", "debug", None, None, "show where an error came from"),))
@@ -264,7 +280,13 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
 
 def engine_options(args: argparse.Namespace, **presets: Any) -> EngineOptions:
     """What they say about the engine; ``presets`` are the command's own defaults. Raises OptionError."""
-    return EngineOptions(**presets | given(args, EngineOptions.__dataclass_fields__))
+    options = EngineOptions(**presets | given(args, EngineOptions.__dataclass_fields__))
+    if options.draft_model is not None and "draft" not in options.speculation:
+        # No request of a command or of HTTP asks for it by itself: the model would lie in memory for nothing.
+        raise OptionError(
+            f"--draft-model {options.draft_model!r} would be loaded and draft nothing; say --speculate draft beside it"
+        )
+    return options
 
 
 def serve_options(args: argparse.Namespace) -> ServeOptions:

@@ -37,7 +37,7 @@ def _file_bytes(folder: Path) -> int:
     """Of the files that hold blocks; those of the index do not count."""
     try:
         return sum(
-            file.stat().st_size
+            file.stat(follow_symlinks=False).st_size
             for part in os.scandir(folder)
             if part.is_dir() and len(part.name) == 2
             for file in os.scandir(part)

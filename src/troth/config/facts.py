@@ -19,6 +19,8 @@ class GpuFacts:
     name: str
     total_bytes: int
     free_bytes: int
+    capability: tuple[int, int]
+    """NVIDIA's number of its generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

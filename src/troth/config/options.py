@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from troth.errors import OptionError
+
 DType = Literal["float32", "bfloat16", "float16"]
-KvDType = Literal["float32", "bfloat16", "float16", "int8"]
+KvDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
+Weights = Literal["fp8"]
 LOCALHOST = "127.0.0.1"
 NO_DISK_CACHE = "off"
 """Instead of a folder: a prompt cache in memory only."""
@@ -28,7 +31,10 @@ class ModelOptions:
     dtype: DType | None = None
     """Arithmetic of activations; None: float32 on a CPU, bfloat16 on a GPU."""
     kv_dtype: KvDType | None = None
-    """Cache format, int8 on a CPU only; None: float16 on a CPU, as dtype on a GPU."""
+    """Cache format; int8 and fp8, which is for GPUs, keep a scale for each key and value; None: float16 on a CPU, as
+    dtype on a GPU."""
+    weights: Weights | None = None
+    """fp8: round the matrices of attention and feed-forward layers to 8 bits at load, on a GPU; None: as they are."""
     context_tokens: int | None = None
     """Upper bound on prompt plus answer; None: the model's declared limit, or what memory holds."""
     chat_template: str | None = None
@@ -76,6 +82,13 @@ class EngineOptions:
     """Folder in which the prompt cache outlives the process; NO_DISK_CACHE or None: it does not."""
     disk_cache_bytes: int | None = None
     """Most bytes of all files there; None: 10 GiB or a tenth of the free disk, whichever is less."""
+
+    def __post_init__(self) -> None:
+        """Raises OptionError: a number of bytes that is none."""
+        for name in ("kv_memory_bytes", "memory_soft_bytes", "memory_hard_bytes", "disk_cache_bytes"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise OptionError(f"{name} must be a number of bytes, 0 or more, or None, not {value!r:.80}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

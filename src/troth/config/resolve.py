@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from troth.config.facts import MachineFacts
-from troth.config.options import DType, EngineOptions, KvDType, ModelOptions
+from troth.config.options import DType, EngineOptions, KvDType, ModelOptions, Weights
 from troth.errors import OptionError
 
-ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-SCALE_BYTES: Final[dict[str, int]] = {"int8": 4}
+ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
+SCALE_BYTES: Final[dict[str, int]] = {"int8": 4, "fp8": 4}
 """Of formats that keep a scale beside each key and each value of a head."""
+FP8_CAPABILITY: Final = (8, 9)
+"""Of the first NVIDIA generation that knows the format."""
 CPU_CHUNK_TOKENS: Final = 256
 GPU_CHUNK_TOKENS: Final = 2048
 GPU_STEP_TOKENS: Final = 8192
@@ -35,6 +37,7 @@ class Resolved:
     device: str
     dtype: DType
     kv_dtype: KvDType
+    weights: Weights | None
     chunk_tokens: int
     step_tokens: int
     max_rows: int
@@ -66,8 +69,10 @@ def resolve(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> 
     if model.dtype is None:
         why.append(f"activations in {dtype}: the default on {'a CPU' if is_cpu else 'a GPU'}")
     kv_dtype: KvDType = model.kv_dtype or ("float16" if is_cpu else dtype)
-    if kv_dtype == "int8" and not is_cpu:
-        raise OptionError(f"kv_dtype int8 is for CPUs; on {device} leave it out for {dtype}, or ask for device cpu")
+    if kv_dtype == "fp8" and (problem := _without_fp8(device, facts)) is not None:
+        raise OptionError(f"kv_dtype fp8 {problem}; int8 takes as much memory")
+    if kv_dtype in SCALE_BYTES and engine.deterministic:
+        raise OptionError(f"kv_dtype {kv_dtype} is not deterministic: leave out one of the two")
     if model.kv_dtype is None and kv_dtype != dtype:
         why.append(f"KV cache in {kv_dtype}: half the memory and reading time of {dtype}")
     chunk = _at_least_1(engine, "chunk_tokens", CPU_CHUNK_TOKENS if is_cpu else GPU_CHUNK_TOKENS)
@@ -82,6 +87,7 @@ def resolve(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> 
         device=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        weights=_weights(model, engine, dtype, device, facts, why),
         chunk_tokens=chunk,
         step_tokens=step,
         max_rows=_at_least_1(engine, "max_rows", CPU_MAX_ROWS if is_cpu else GPU_MAX_ROWS),
@@ -127,6 +133,35 @@ def _device(wanted: str | None, facts: MachineFacts, why: list[str]) -> str:
             "name one of them, or cpu, or leave the device out"
         )
     return f"cuda:{index}"
+
+
+def _weights(
+    model: ModelOptions, engine: EngineOptions, dtype: DType, device: str, facts: MachineFacts, why: list[str]
+) -> Weights | None:
+    if model.weights is None:
+        return None
+    if (problem := _without_fp8(device, facts)) is not None:
+        raise OptionError(f"weights fp8 {problem}; leave it out")
+    if dtype != "bfloat16":
+        raise OptionError(f"weights fp8 computes in bfloat16, not {dtype}; leave out one of the two")
+    if engine.deterministic:
+        raise OptionError(
+            "weights fp8 is not deterministic: its products have no fixed order; leave out one of the two"
+        )
+    why.append("weights of layers in fp8: half the memory and reading time of bfloat16")
+    return model.weights
+
+
+def _without_fp8(device: str, facts: MachineFacts) -> str | None:
+    """Why a device does not compute with numbers of 8 bits; None: it does."""
+    least = ".".join(map(str, FP8_CAPABILITY))
+    if device == "cpu":
+        return f"is for GPUs of compute capability {least} and more"
+    gpu = facts.gpus[_gpu_index(device)]
+    if gpu.capability < FP8_CAPABILITY:
+        has = ".".join(map(str, gpu.capability))
+        return f"needs a GPU of compute capability {least} and more, {device} ({gpu.name}) has {has}"
+    return None
 
 
 def _gpu_index(device: str) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from troth.cache.storage import CacheStorage
+from troth.config.options import Weights
 from troth.contracts.cache_spec import CacheSpec
 from troth.nn.batch import Batch
 from troth.nn.draft_head import DraftHead
@@ -27,6 +28,8 @@ class Placement:
     """Of activations and of weights that are not quantised."""
     context_tokens: int
     """Longest request; sizes the rotary tables."""
+    weights: Weights | None = None
+    """What matrices of layers are rounded to; None: they stay as the artifact holds them."""
 
 
 class FamilyConfig(Protocol):

@@ -1,4 +1,4 @@
-"""What Qwen3.5's draft head computes, once more, in plain PyTorch: whole sequences, float32, no cache, no batch, no op.
+"""What the draft heads of Qwen's hybrids compute, in plain PyTorch: whole sequences, float32, no cache, no op.
 
 Certificates rest on it: what the engine drafts from paged, shared and restored caches is compared with this. Refuses
 to be fast. Next: ``nn/draft_head.py``, which it must agree with, and ``run/certification.py``.
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from troth.models.qwen3_5 import Config
+from troth.models.hybrid_config import HybridConfig
 from troth.nn.rope import rotary_table
 from troth.weights.source import WeightSource
 
@@ -32,7 +32,7 @@ class PlainHead:
         ModelLoadError: a tensor is missing.
     """
 
-    def __init__(self, config: Config, source: WeightSource, context_tokens: int) -> None:
+    def __init__(self, config: HybridConfig, source: WeightSource, context_tokens: int) -> None:
         self._config = config
         self._source = source
         prefix = "model." if source.has("model.embed_tokens.weight") else "model.language_model."
@@ -65,9 +65,32 @@ class PlainHead:
         x_TD = self._linear(joined_TD, "fc")
         x_TD = x_TD + self._attention(self._norm(x_TD, "layers.0.input_layernorm"))
         y_TD = self._norm(x_TD, "layers.0.post_attention_layernorm")
-        gate_TI = F.silu(self._linear(y_TD, "layers.0.mlp.gate_proj"))
-        y_TD = self._linear(gate_TI * self._linear(y_TD, "layers.0.mlp.up_proj"), "layers.0.mlp.down_proj")
+        y_TD = self._gated_mlp(y_TD, "layers.0.mlp.") if self._config.experts is None else self._experts(y_TD)
         return self._norm(x_TD + y_TD, "norm")[-1]
+
+    def _gated_mlp(self, x_TD: Tensor, at: str) -> Tensor:
+        gate_TI = F.silu(self._linear(x_TD, f"{at}gate_proj"))
+        return self._linear(gate_TI * self._linear(x_TD, f"{at}up_proj"), f"{at}down_proj")
+
+    def _experts(self, x_TD: Tensor) -> Tensor:
+        config, at = self._config.experts, "layers.0.mlp."
+        assert config is not None, self._config
+        share_TE = self._linear(x_TD, f"{at}gate").softmax(dim=-1)
+        least_T1 = share_TE.topk(config.routing.num_chosen).values[:, -1:]
+        share_TE = share_TE.where(share_TE >= least_T1, 0.0)
+        if config.routing.renormalises:
+            share_TE = share_TE / share_TE.sum(dim=-1, keepdim=True)
+        y_TD = self._linear(x_TD, f"{at}shared_expert_gate").sigmoid() * self._gated_mlp(x_TD, f"{at}shared_expert.")
+        for expert in range(config.num_experts):
+            y_TD = y_TD + share_TE[:, expert, None] * self._expert(x_TD, expert, f"{at}experts.")
+        return y_TD
+
+    def _expert(self, x_TD: Tensor, expert: int, at: str) -> Tensor:
+        if not self._source.has(f"mtp.{at}gate_up_proj"):
+            return self._gated_mlp(x_TD, f"{at}{expert}.")
+        gate_up, down = (self._source.tensor(f"mtp.{at}{name}")[expert] for name in ("gate_up_proj", "down_proj"))
+        gate_TI, up_TI = (x_TD @ gate_up.float().T).chunk(2, dim=-1)
+        return (F.silu(gate_TI) * up_TI) @ down.float().T
 
     def _attention(self, x_TD: Tensor) -> Tensor:
         config, at = self._config, "layers.0.self_attn."

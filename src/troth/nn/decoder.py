@@ -1,6 +1,6 @@
-"""The stack most families are: embedding, pre-norm blocks of attention and a gated MLP, final norm, output layer.
+"""The stack most families are: embedding, pre-norm blocks of attention and a feed-forward layer, final norm, output.
 
-Refuses to know what kind of attention a block has. Built by the family files in ``models/``.
+Refuses to know what kind of attention and of feed-forward layer a block has. Built by the family files in ``models/``.
 Legend: T tokens, S sampled positions, D model width, V vocabulary.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from troth.cache.storage import CacheStorage
 from troth.nn.batch import Batch
 from troth.nn.draft_head import DraftHead
-from troth.nn.mlp import GatedMLP
+from troth.nn.mlp import FeedForward
 from troth.ops.embedding import embedding
 from troth.ops.linear import LinearWeight, linear
 from troth.ops.rms_norm import add_rms_norm, rms_norm
@@ -36,7 +36,7 @@ class Block:
     attention_norm_D: Tensor
     attention: Attention
     mlp_norm_D: Tensor
-    mlp: GatedMLP
+    mlp: FeedForward
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from troth.cache.storage import CacheStorage
 from troth.nn.linear import Linear
-from troth.nn.mlp import GatedMLP
+from troth.nn.mlp import FeedForward
 from troth.ops.embedding import embedding
 from troth.ops.linear import LinearWeight
 from troth.ops.rms_norm import add_rms_norm, rms_norm
@@ -78,7 +78,7 @@ class DraftHead:
     attention_norm_D: Tensor
     attention: PairAttention
     mlp_norm_D: Tensor
-    mlp: GatedMLP
+    mlp: FeedForward
     norm_D: Tensor
     eps: float
     """Of every norm."""

@@ -38,6 +38,10 @@ class LayerSource:
         """The same source, further down."""
         return replace(self, prefix=self.prefix + prefix)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this whole name below the prefix. Does not count as use."""
+        return self.source.has(f"{self.prefix}{name}")
+
     def linear(self, outputs: Mapping[str, int], inputs: int, *, bias: bool = False) -> Linear:
         """One layer for projections of the same input: name without ``.weight`` -> number of outputs, side by side."""
         weights = [
@@ -90,4 +94,4 @@ class LayerSource:
 def _same(a: RawWeight, b: RawWeight) -> bool:
     if isinstance(a, QuantTensor):
         return isinstance(b, QuantTensor) and a.ggml_type == b.ggml_type and torch.equal(a.raw, b.raw)
-    return not isinstance(b, QuantTensor) and a.dtype == b.dtype and torch.equal(a, b)
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from troth.contracts.names import BLOCK_TOKENS
+from troth.ops.codes import FP8, LARGEST
 from troth.ops.grid import TIMED_STEPS, Case, Inputs, RowSpec, rows_of, sizes
 from troth.ops.layer_kv import LayerKV
 from troth.ops.registry import Tolerance, op
@@ -32,20 +33,24 @@ _STEPS: Final[dict[str, Sequence[RowSpec]]] = {
 }
 _HEADS: Final = ((1, 1, 32), (4, 2, 64), (9, 3, 80), (8, 1, 128), (3, 3, 256))
 """Query heads, key-value heads, head size."""
+_CODED: Final = {"int8": (torch.int8, _HEADS), "fp8": (FP8, _HEADS[:3])}
+"""Caches of codes, and the heads of their cases."""
 _TIMED_HEADS: Final = ((9, 3, 64), (32, 8, 128))
 _WINDOWS: Final = (None, 1, 7, 16, 17, 64)
-_INT8_WINDOWS: Final = (None, 17)
+_CODED_WINDOWS: Final = (None, 17)
 
 
 def _grid() -> Iterator[Case]:
     for (step, specs), heads, window in product(_STEPS.items(), _HEADS, _WINDOWS):
         yield Case(f"{step}-{sizes(*heads)}-window-{window}", partial(_arguments, specs, heads, window, None))
-    for (step, specs), heads, window in product(_STEPS.items(), _HEADS, _INT8_WINDOWS):
-        name = f"{step}-{sizes(*heads)}-window-{window}-int8"
-        yield Case(name, partial(_arguments, specs, heads, window, torch.int8))
+    for (form, (dtype, some_heads)), (step, specs), window in product(_CODED.items(), _STEPS.items(), _CODED_WINDOWS):
+        for heads in some_heads:
+            name = f"{step}-{sizes(*heads)}-window-{window}-{form}"
+            yield Case(name, partial(_arguments, specs, heads, window, dtype))
     for (step, specs), heads in product(TIMED_STEPS.items(), _TIMED_HEADS):
         yield Case(f"{step}-{sizes(*heads)}", partial(_arguments, specs, heads, None, None), timed=True)
-        yield Case(f"{step}-{sizes(*heads)}-int8", partial(_arguments, specs, heads, None, torch.int8), timed=True)
+        for form, (dtype, _) in _CODED.items():
+            yield Case(f"{step}-{sizes(*heads)}-{form}", partial(_arguments, specs, heads, None, dtype), timed=True)
 
 
 @op(
@@ -129,7 +134,7 @@ def paged_kv(
         num_kv_heads: K.
         head_dim: D.
         window: blocks before it are not held; None: all are.
-        dtype: of the pool; None: of activations. Of int8, NaN are the scales.
+        dtype: of the pool; None: of activations. Of codes, NaN are the scales.
 
     Returns:
         the pool; the block table, int32 [R, B], -1 where nothing is held (before the window, after the end); the
@@ -157,10 +162,10 @@ def paged_kv(
 def _unwritten_kv(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerKV:
     """A pool (N, K, D) that holds nothing that a result may be made of."""
     num_blocks, num_kv_heads, head_dim = shape
-    nothing = torch.nan if dtype.is_floating_point else 0
-    k_NKDS = torch.full((num_blocks, num_kv_heads, head_dim, BLOCK_TOKENS), nothing, dtype=dtype, device=device)
-    v_NKSD = torch.full((num_blocks, num_kv_heads, BLOCK_TOKENS, head_dim), nothing, dtype=dtype, device=device)
-    if dtype.is_floating_point:
+    nothing = 0.0 if dtype == torch.int8 else torch.nan
+    k_NKDS = torch.full((num_blocks, num_kv_heads, head_dim, BLOCK_TOKENS), nothing, device=device).to(dtype)
+    v_NKSD = torch.full((num_blocks, num_kv_heads, BLOCK_TOKENS, head_dim), nothing, device=device).to(dtype)
+    if dtype not in LARGEST:
         return LayerKV(k_NKDS, v_NKSD)
     k_scale_NKS, v_scale_NKS = torch.full((2, num_blocks, num_kv_heads, BLOCK_TOKENS), torch.nan, device=device)
     return LayerKV(k_NKDS, v_NKSD, k_scale_NKS, v_scale_NKS)

@@ -1,7 +1,7 @@
-"""One layer's share of its group's block pool: plain numbers, or int8 with a scale for each key and each value.
+"""One layer's share of its group's block pool: plain numbers, or codes of 8 bits with a scale for each key and value.
 
-Owns the formats: how keys and values are rounded when they are written and what they mean when they are read. Refuses
-to know whose blocks they are. Next: ``cache/storage.py``, which makes the tensors.
+Owns where keys and values lie and what they mean when they are read. Refuses to know whose blocks they are.
+Next: ``codes.py``, and ``cache/storage.py``, which makes the tensors.
 
 Legend: T tokens, N blocks of the pool, K key-value heads, D head size, S = 16 slots of a block.
 """
@@ -9,23 +9,19 @@ Legend: T tokens, N blocks of the pool, K key-value heads, D head size, S = 16 s
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from troth.contracts.names import BLOCK_TOKENS
-
-INT8_LARGEST: Final = 127
-"""The format is symmetric: -128 is not used."""
+from troth.ops.codes import FP8, as_bytes, to_codes
 
 
 @dataclass(slots=True)
 class LayerKV:
     """Keys and values of one layer, written and read in place; the first dimension of every tensor is that of blocks.
 
-    An int8 key (or value) of a token and head is q * scale with scale = max |x| / 127, so that no number moves by more
-    than half a scale. Numbers that are not finite make the scale so: what was wrong stays visible.
+    In a format of ``codes.py`` each key and each value of a token and head is a row with a scale of its own.
     """
 
     k_NKDS: Tensor
@@ -41,29 +37,26 @@ class LayerKV:
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
     def keys(self, blocks: Tensor) -> Tensor:
-        """Keys of some blocks, ids [...]: [..., K, D, S], float32 where they are int8, else as they are held."""
-        k = self.k_NKDS[blocks]
-        return k if self.k_scale_NKS is None else k * self.k_scale_NKS[blocks].unsqueeze(-2)
+        """Keys of some blocks, ids [...]: [..., K, D, S], float32 where they are codes, else as they are held."""
+        k = as_bytes(self.k_NKDS)[blocks].view(self.k_NKDS.dtype)
+        return k if self.k_scale_NKS is None else k.float() * self.k_scale_NKS[blocks].unsqueeze(-2)
 
     def values(self, blocks: Tensor) -> Tensor:
         """Values of some blocks, ids [...]: [..., K, S, D], as ``keys``."""
-        v = self.v_NKSD[blocks]
-        return v if self.v_scale_NKS is None else v * self.v_scale_NKS[blocks].unsqueeze(-1)
+        v = as_bytes(self.v_NKSD)[blocks].view(self.v_NKSD.dtype)
+        return v if self.v_scale_NKS is None else v.float() * self.v_scale_NKS[blocks].unsqueeze(-1)
 
     def write(self, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store keys and values, float, at slots, int64: slot s of block n is 16 n + s."""
         block_T, offset_T = slots_T // BLOCK_TOKENS, slots_T % BLOCK_TOKENS
         if self.k_scale_NKS is not None and self.v_scale_NKS is not None:
-            k_TKD, self.k_scale_NKS[block_T, :, offset_T] = _to_int8(k_TKD)
-            v_TKD, self.v_scale_NKS[block_T, :, offset_T] = _to_int8(v_TKD)
-        self.k_NKDS[block_T, :, :, offset_T] = k_TKD.to(self.k_NKDS.dtype)
-        self.v_NKSD[block_T, :, offset_T] = v_TKD.to(self.v_NKSD.dtype)
+            k_TKD, self.k_scale_NKS[block_T, :, offset_T] = to_codes(k_TKD, self.k_NKDS.dtype)
+            v_TKD, self.v_scale_NKS[block_T, :, offset_T] = to_codes(v_TKD, self.v_NKSD.dtype)
+        as_bytes(self.k_NKDS)[block_T, :, :, offset_T] = as_bytes(k_TKD.to(self.k_NKDS.dtype))
+        as_bytes(self.v_NKSD)[block_T, :, offset_T] = as_bytes(v_TKD.to(self.v_NKSD.dtype))
 
 
-def _to_int8(x_TKD: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers [T, K, D] and their scales, float32 [T, K]."""
-    x_TKD = x_TKD.float()
-    scale_TK = x_TKD.abs().amax(dim=-1) / INT8_LARGEST
-    usable_TK = scale_TK.isfinite() & (scale_TK > 0)
-    steps_TKD = x_TKD / scale_TK.where(usable_TK, torch.ones_like(scale_TK)).unsqueeze(-1)
-    return steps_TKD.round_().where(usable_TK.unsqueeze(-1), torch.zeros_like(steps_TKD)).to(torch.int8), scale_TK
+def dtype_of(kv_dtype: str) -> torch.dtype:
+    """The tensors' dtype of a cache format, by its name in options."""
+    dtype: torch.dtype = FP8 if kv_dtype == "fp8" else getattr(torch, kv_dtype)
+    return dtype

@@ -2,7 +2,8 @@
 
 Legend: T tokens, I inputs, O outputs.
 
-Weights come from the artifact as rows of numbers (``Tensor``) or of quantised blocks (``QuantTensor``). ``pack`` asks
+Weights come from the artifact as rows of numbers (``Tensor``) or of quantised blocks (``QuantTensor``), or they are to
+be rounded (``Fp8Tensor``): then each token's inputs are rounded as well, whatever the tokens beside it. ``pack`` asks
 the active providers, in order, to turn one or more of them, stacked along O, into the form they compute with; that
 happens once, at load. What nobody packs stays as it is and runs through the reference.
 """
@@ -19,12 +20,14 @@ import torch
 from torch import Tensor
 
 from troth.artifact.ggml_types import GgmlType
+from troth.ops.codes import FP8, to_codes
 from troth.ops.grid import Case, Inputs, sizes
 from troth.ops.registry import Tolerance, op
+from troth.weights.fp8 import Fp8Tensor
 from troth.weights.quantized import QuantTensor
 from troth.weights.upload import placed
 
-RawWeight = Tensor | QuantTensor
+RawWeight = Tensor | QuantTensor | Fp8Tensor
 
 
 class LinearWeight(Protocol):
@@ -63,8 +66,11 @@ PACKERS: Final[dict[str, Packer]] = {}
 _DENSE_FORMS: Final = ("F32", "F16", "BF16")
 FORMS: Final = (*_DENSE_FORMS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """Weights of the grid, by their GGML type: numbers and the commonest quantised blocks."""
+FP8_FORM: Final = "FP8"
+"""Those that are rounded at load."""
 _SHAPES: Final = ((1, 1), (3, 2), (33, 3), (130, 18))
 """Outputs, and inputs in blocks."""
+_FP8_SHAPES: Final = ((5, 24), (33, 96), (144, 576))
 _TIMED_SHAPE: Final = (9728, 2560)
 
 
@@ -74,7 +80,10 @@ def _grid() -> Iterator[Case]:
         # One bias per shape: it is added the same way, however many tokens there are.
         name = f"{form}-{sizes(*shape)}-{num_tokens}" + ("-bias" if num_tokens == 2 else "")
         yield Case(name, partial(_arguments, form, shape, num_tokens, num_tokens == 2))
-    for form, num_tokens in product(("BF16", "Q8_0", "Q4_K"), (1, 8, 256)):
+    for shape, num_tokens in product(_FP8_SHAPES, (1, 2, 17, 35)):
+        name = f"{FP8_FORM}-{sizes(*shape)}-{num_tokens}" + ("-bias" if num_tokens == 2 else "")
+        yield Case(name, partial(_arguments, FP8_FORM, shape, num_tokens, num_tokens == 2))
+    for form, num_tokens in product(("BF16", FP8_FORM, "Q8_0", "Q4_K"), (1, 8, 256)):
         name = f"{form}-{sizes(*_TIMED_SHAPE)}-{num_tokens}"
         yield Case(name, partial(_arguments, form, _TIMED_SHAPE, num_tokens, False), timed=True)
 
@@ -92,7 +101,8 @@ def linear(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: i
 
     Args:
         x_TI: float [T, I].
-        weight: a LinearWeight of shape (O, I). The reference knows RawLinearWeight.
+        weight: a LinearWeight of shape (O, I). The reference knows RawLinearWeight. Of a stack all are rounded to fp8
+            or none is; if they are, so is each token of x, as ``ops/codes.py`` says.
         bias_O: float [O] of the dtype of x, or None.
         num_exact: tokens at the head that must be exact in float32 where a provider has a faster way for the rest
             (``Rows.num_exact``); None: all of them.
@@ -100,9 +110,18 @@ def linear(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: i
     Returns:
         float [T, O], dtype of x; accumulated in float32, rounded once.
     """
-    products = [x_TI.float() @ dense(part, torch.float32, x_TI.device).T for part in weight.parts]
+    x_TI, dtype = _as_met(x_TI.float(), weight.parts[0]), x_TI.dtype
+    products = [x_TI @ dense(part, torch.float32, x_TI.device).T for part in weight.parts]
     y_TO = torch.cat(products, dim=-1)
-    return (y_TO if bias_O is None else y_TO + bias_O.float()).to(x_TI.dtype)
+    return (y_TO if bias_O is None else y_TO + bias_O.float()).to(dtype)
+
+
+def _as_met(x_TI: Tensor, part: RawWeight) -> Tensor:
+    """Inputs in the numbers in which a weight meets them."""
+    if not isinstance(part, Fp8Tensor):
+        return x_TI
+    codes_TI, scale_T = to_codes(x_TI, FP8)
+    return codes_TI.float() * scale_T.unsqueeze(-1)
 
 
 def pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> LinearWeight:
@@ -124,12 +143,15 @@ def dense(part: RawWeight, dtype: torch.dtype, device: torch.device) -> Tensor:
     """One weight as an ordinary tensor [O, I]."""
     if isinstance(part, QuantTensor):
         return part.dequantize(dtype).to(device)
+    if isinstance(part, Fp8Tensor):
+        codes_OI, scale_O = to_codes(dense(part.stored, part.stored.dtype, device), FP8)
+        return (codes_OI.float() * scale_O.unsqueeze(-1)).to(dtype)
     return placed(part, dtype, device)
 
 
 def raw_bytes(part: RawWeight) -> int:
     """Bytes of one weight in the form the artifact holds it."""
-    return part.num_bytes if isinstance(part, QuantTensor) else part.numel() * part.element_size()
+    return part.nbytes if isinstance(part, Tensor) else part.num_bytes
 
 
 _SCALES: Final[dict[GgmlType, slice]] = {
@@ -141,7 +163,7 @@ _SCALES: Final[dict[GgmlType, slice]] = {
 
 
 def random_weight(inputs: Inputs, form: str, shape: tuple[int, int]) -> RawWeight:
-    """A matrix (O, I) of one of ``FORMS`` whose products with normal inputs are of about unit size.
+    """A matrix (O, I) of one of ``FORMS``, or to be rounded, whose products with normal inputs are of about unit size.
 
     Quantised blocks are any bytes but for their scales, so that every bit of the format is in use.
     """
@@ -149,6 +171,8 @@ def random_weight(inputs: Inputs, form: str, shape: tuple[int, int]) -> RawWeigh
     if form in _DENSE_FORMS:
         dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[form]
         return (inputs.normal(outputs, width, dtype=torch.float32) * width**-0.5).to(dtype)
+    if form == FP8_FORM:
+        return Fp8Tensor((inputs.normal(outputs, width, dtype=torch.float32) * width**-0.5).bfloat16())
     ggml_type = GgmlType[form]
     blocks = inputs.bytes(outputs, width // ggml_type.block_size, ggml_type.block_bytes)
     scale = blocks[:, :, _SCALES[ggml_type]].view(torch.float16)

@@ -178,7 +178,7 @@ def _triton_unavailable() -> str | None:
 PROVIDERS: Final[tuple[Provider, ...]] = (
     Provider(
         "cpu",
-        ("cpu_attention", "cpu_linear", "cpu_norm", "cpu_recurrent", "cpu_sample"),
+        ("cpu_attention", "cpu_experts", "cpu_linear", "cpu_norm", "cpu_recurrent", "cpu_sample"),
         _cpu_unavailable,
         _cpu_about,
         _cpu_is_broken,
@@ -204,6 +204,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         "torch",
         (
             "torch_attention",
+            "torch_experts",
             "torch_gated_delta",
             "torch_linear",
             "torch_mask",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from troth.ops.attention import paged_kv
+from troth.ops.codes import FP8
 from troth.ops.grid import TIMED_STEPS, Case, Inputs, RowSpec, rows_of, sizes
 from troth.ops.layer_kv import LayerKV
 from troth.ops.registry import Tolerance, op
@@ -50,7 +51,8 @@ def _grid() -> Iterator[Case]:
         parts = [sizes(*heads), f"{share:g}", *["norms"] * with_norms, *["strided"] * bool(padding)]
         yield Case("-".join(parts), partial(_arguments, _STEP, heads, share, with_norms, padding, None))
     for heads in _HEADS:
-        yield Case(f"{sizes(*heads)}-1-int8", partial(_arguments, _STEP, heads, 1.0, True, 0, torch.int8))
+        for form, dtype in (("int8", torch.int8), ("fp8", FP8)):
+            yield Case(f"{sizes(*heads)}-1-{form}", partial(_arguments, _STEP, heads, 1.0, True, 0, dtype))
     for (step, specs), heads in product(TIMED_STEPS.items(), _TIMED_HEADS):
         yield Case(f"{step}-{sizes(*heads)}", partial(_arguments, specs, heads, 1.0, False, 0, None), timed=True)
 

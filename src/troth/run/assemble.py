@@ -27,6 +27,7 @@ from troth.errors import OptionError, RequestError
 from troth.models.family import Model, Placement
 from troth.models.registry import Recognised
 from troth.ops import registry
+from troth.ops.layer_kv import dtype_of
 from troth.ops.registry import ProviderStatus
 from troth.run.decode_steps import pipeline_depth, step_builders
 from troth.run.disk_cache import DiskCache
@@ -122,7 +123,11 @@ def activate(planned: Planned) -> tuple[ProviderStatus, ...]:
     """Fix threads and op providers of this process, before anything is loaded. Raises OptionError."""
     if planned.resolved.is_cpu:
         torch.set_num_threads(planned.resolved.num_threads)
-    return registry.activate(provider_order(planned.engine, planned.specs))
+    providers = registry.activate(provider_order(planned.engine, planned.specs))
+    (triton,) = (provider for provider in providers if provider.name == "triton")
+    if planned.resolved.weights is not None and not triton.active:
+        raise OptionError(f"weights {planned.resolved.weights} needs the op provider triton: {triton.reason}")
+    return providers
 
 
 def load_runner(planned: Planned, grammars: RowGrammars | None, progress: LoadProgress) -> Loaded:
@@ -158,13 +163,17 @@ def _device(planned: Planned) -> torch.device:
 
 
 def _kv_dtype(planned: Planned) -> torch.dtype:
-    kv_dtype: torch.dtype = getattr(torch, planned.resolved.kv_dtype)
-    return kv_dtype
+    return dtype_of(planned.resolved.kv_dtype)
 
 
 def _load(planned: Planned, recognised: Recognised, progress: LoadProgress) -> Model:
     dtype: torch.dtype = getattr(torch, planned.resolved.dtype)
-    place = Placement(device=_device(planned), dtype=dtype, context_tokens=planned.plan.context_tokens)
+    place = Placement(
+        device=_device(planned),
+        dtype=dtype,
+        context_tokens=planned.plan.context_tokens,
+        weights=planned.resolved.weights if recognised is planned.recognised else None,
+    )
     model = recognised.load(place, lambda done, total: progress("reading weights", done, total))
     if not planned.resolved.is_cpu:
         release()

@@ -34,6 +34,9 @@ class BatchBuilder:
         context_tokens: longest request; sizes the tables.
     """
 
+    table_GPB: None = None
+    """The tables do not lie on a device of their own."""
+
     def __init__(self, groups: tuple[AttentionSpec, ...], max_rows: int, context_tokens: int) -> None:
         self._width = -(-context_tokens // BLOCK_TOKENS)
         self._tables = [np.full((max_rows, self._width), NO_BLOCK, dtype=np.int32) for _ in groups]

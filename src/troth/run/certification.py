@@ -31,8 +31,9 @@ from troth.contracts.sampling import SamplingParams
 from troth.contracts.speculation import Speculation
 from troth.draft.made import MadeTerms
 from troth.draft.tally import DraftTally
+from troth.models.hybrid_config import HybridConfig
 from troth.models.plain_head import PlainHead
-from troth.models.qwen3_5 import Config
+from troth.ops.layer_kv import dtype_of
 from troth.run.assemble import Loaded, activate, load_runner, scheduler_limits
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
@@ -51,7 +52,7 @@ LOOKED_AT: Final = 12
 """Steps of each greedy answer whose drafts are computed plainly, too, which takes a whole sequence each..."""
 LOOKED_AT_EVERY: Final = 2
 """...and which of them."""
-ROUNDING: Final[dict[str, float]] = {"float32": 1e-2, "float16": 0.1, "bfloat16": 0.5, "int8": 0.5}
+ROUNDING: Final[dict[str, float]] = {"float32": 1e-2, "float16": 0.1, "bfloat16": 0.5, "int8": 0.5, "fp8": 1.0}
 """Two logits this close are the same to a model that computes, or caches, in such numbers."""
 
 
@@ -235,7 +236,7 @@ class _Trial:
     def hidden(self, token_ids: Sequence[int]) -> Tensor:
         """Final hidden states of a whole sequence fed at once, in caches of its own, float [T, D]."""
         planned = self.loaded.planned
-        device, kv_dtype = torch.device(planned.resolved.device), getattr(torch, planned.resolved.kv_dtype)
+        device, kv_dtype = torch.device(planned.resolved.device), dtype_of(planned.resolved.kv_dtype)
         return LonePrompt(self.loaded.model, planned.specs, token_ids, kv_dtype=kv_dtype, device=device).hidden()
 
     def close(self) -> None:
@@ -263,7 +264,7 @@ def _compare_answers(
 
 def _compare_drafts(trial: _Trial, answers: Sequence[_Answer], way: str, tolerance: float, findings: Findings) -> None:
     recognised = trial.loaded.planned.recognised
-    assert isinstance(recognised.config, Config), "no other family has a draft head"
+    assert isinstance(recognised.config, HybridConfig), "no other family has a draft head"
     known = {one.request.request_id: [*one.request.prompt_ids, *one.token_ids] for one in answers}
     source = WeightSource(recognised.artifact)
     head = PlainHead(recognised.config, source, max(map(len, known.values())) + DEPTH)

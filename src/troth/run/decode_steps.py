@@ -13,8 +13,9 @@ from troth.models.family import Model
 from troth.ops.attention import attention
 from troth.ops.impl import cpu
 from troth.run.batch import BatchBuilder
+from troth.run.capture import cuda_capture
 from troth.run.device_batch import DeviceBatches
-from troth.run.graphs import DecodeGraphs, cuda_capture
+from troth.run.graphs import DecodeGraphs
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import Batches, DecodeSteps
 
@@ -45,5 +46,6 @@ def step_builders(
     graphs = DecodeGraphs(model, cache, batches, cuda_capture(), max_rows=max_rows, context_tokens=context_tokens)
     if fastest not in (("triton",), ("invariant",)):
         # Others look at lengths on the host, which a capture would freeze.
+        graphs.capture = None
         graphs.refusal = "decode steps are not captured: the op provider triton is not active"
     return batches, graphs

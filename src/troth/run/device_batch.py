@@ -9,8 +9,6 @@ and one more, which stands for padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import torch
@@ -22,25 +20,8 @@ from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK, Row
 from troth.contracts.plan import NO_SAMPLE, ON_DEVICE, StepPlan
 from troth.nn.batch import Batch, GroupTables
 from troth.ops.rows import Rows, recall_tensor
+from troth.run.answer_inputs import AnswerInputs, aligned
 from troth.run.draws import drawn_tokens
-
-ALIGNMENT: Final = 16
-"""Numbers of a step begin at multiples of this many: kernels are compiled for aligned addresses, and once."""
-
-
-@dataclass(slots=True)
-class DecodeInputs:
-    """What a decode step of a fixed number of rows is refilled with; the rows behind the last one are padding."""
-
-    ids_4R: Tensor
-    """int64 [4, R] on the device: token ids (or ON_DEVICE), positions, rows, drafts to recall."""
-    starts: list[int] = field(default_factory=list)
-    """The positions as the host last filled them; providers that look at them cannot be replayed."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows, padding included."""
-        return self.ids_4R.shape[1]
 
 
 class DeviceBatches:
@@ -57,12 +38,13 @@ class DeviceBatches:
         self, groups: tuple[AttentionSpec, ...], max_rows: int, context_tokens: int, device: torch.device
     ) -> None:
         # Rows of tables, too, begin at aligned addresses.
-        self._width = _aligned(-(-context_tokens // BLOCK_TOKENS))
+        self._width = aligned(-(-context_tokens // BLOCK_TOKENS))
         self._device = device
         self._pad_row = max_rows
-        self._table_GPB = torch.full(
+        self.table_GPB = torch.full(
             (len(groups), max_rows + 1, self._width), NO_BLOCK, dtype=torch.int32, device=device
         )
+        """int32 [G, P, B]: blocks of every row, NO_BLOCK where nothing is held."""
         self.last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         """int64 [P]: what ON_DEVICE entries of a plan stand for."""
         self._sampled_S = torch.zeros(0, dtype=torch.int64, device=device)
@@ -78,7 +60,7 @@ class DeviceBatches:
             changes.update(zip(range(first, first + len(update.block_ids)), update.block_ids, strict=True))
         if changes:
             places, block_ids = self._put(np.array(list(changes)), np.array(list(changes.values())))
-            self._table_GPB.view(-1).index_copy_(0, places, block_ids.int())
+            self.table_GPB.view(-1).index_copy_(0, places, block_ids.int())
 
     def build(self, plan: StepPlan) -> Batch:
         """Lay out a followed plan in fresh tensors."""
@@ -100,7 +82,7 @@ class DeviceBatches:
         )
         if ON_DEVICE in plan.token_ids:
             ids_T = torch.where(ids_T == ON_DEVICE, self.last_token[rows_T], ids_T)
-        blocks = _aligned(-(-int((starts_R + new_R).max()) // BLOCK_TOKENS))
+        blocks = aligned(-(-int((starts_R + new_R).max()) // BLOCK_TOKENS))
         return Batch(
             token_ids_T=ids_T,
             positions_T=positions_T,
@@ -122,64 +104,56 @@ class DeviceBatches:
             sample_S=sample_S,
         )
 
-    def decode_inputs(self, num_rows: int) -> DecodeInputs:
-        """Fresh inputs of so many rows, all padding."""
-        ids_4R = torch.zeros((4, _aligned(num_rows)), dtype=torch.int64, device=self._device)[:, :num_rows]
-        ids_4R[2] = self._pad_row
-        return DecodeInputs(ids_4R, [0] * num_rows)
+    def answer_inputs(self, num_rows: int, num_tokens: int, width: int) -> AnswerInputs:
+        """Fresh inputs of so many rows of up to ``width`` tokens, all padding."""
+        return AnswerInputs(num_rows, num_tokens, width, self._pad_row, self._device)
 
-    def fill(self, inputs: DecodeInputs, plan: StepPlan) -> None:
-        """Write a followed plan of decodes, no more than there are rows, into inputs."""
-        count = len(plan.rows)
-        ids_4R = np.zeros((4, inputs.num_rows), dtype=np.int64)
-        ids_4R[0, :count], ids_4R[1, :count] = plan.token_ids, plan.starts
-        ids_4R[2] = self._pad_row
-        ids_4R[2, :count] = plan.rows
-        ids_4R[3, list(plan.recalls)] = list(plan.recalls.values())
-        inputs.ids_4R.copy_(self._pinned(ids_4R), non_blocking=True)
-        inputs.starts[:] = ids_4R[1].tolist()
-        self._index_S, self._sampled_S = None, inputs.ids_4R[2, :count]
+    def fill(self, inputs: AnswerInputs, plan: StepPlan) -> None:
+        """Write a followed plan, all of whose rows continue answers and fit, into inputs."""
+        inputs.refill(self._pinned(inputs.filled(plan)))
+        self._index_S, self._sampled_S = None, inputs.row_T[: plan.num_tokens]
         if NO_SAMPLE in plan.sample_steps:
-            index_S = np.flatnonzero(np.asarray(plan.sample_steps) != NO_SAMPLE)
-            self._index_S, self._sampled_S = self._put(index_S, np.asarray(plan.rows)[index_S])
+            self._index_S, self._sampled_S = self._drawn(plan)
 
-    def decode_batch(self, inputs: DecodeInputs, num_blocks: int) -> Batch:
+    def answer_batch(self, inputs: AnswerInputs, num_blocks: int) -> Batch:
         """The batch of inputs, by operations on the device alone, for contexts of at most ``num_blocks`` blocks.
 
-        Padding is a token of a row without context, whose key goes nowhere.
+        Padding has no context, and its keys go nowhere. Rows of one token are computed as rows with drafts are where
+        others have some: both advance their states by that token.
         """
-        ids_R, positions_R, row_R, recall_R = inputs.ids_4R
-        context_R = torch.where(row_R == self._pad_row, 0, positions_R + 1).int()
-        count = inputs.num_rows
+        count, is_single = inputs.num_rows, inputs.width == 1
+        num_tokens = inputs.num_tokens
+        on_device_T = self.last_token[inputs.row_T]
         return Batch(
-            token_ids_T=torch.where(ids_R == ON_DEVICE, self.last_token[row_R], ids_R),
-            positions_T=positions_R,
+            token_ids_T=torch.where(inputs.ids_T == ON_DEVICE, on_device_T, inputs.ids_T),
+            positions_T=inputs.positions_T,
             rows=Rows(
-                num_new=[1] * count,
+                num_new=inputs.num_new,
                 starts=inputs.starts,
                 rows=[],
-                query_start_R1=torch.arange(count + 1, dtype=torch.int32, device=self._device),
-                context_len_R=context_R,
-                row_R=row_R,
-                max_new=1,
-                num_single=count,
-                num_exact=count,
-                recall_R=recall_R,
+                query_start_R1=inputs.begin_R1.int(),
+                context_len_R=inputs.context_R.int(),
+                row_R=inputs.row_R,
+                max_new=inputs.width,
+                num_single=count if is_single else 0,
+                num_exact=num_tokens,
+                num_verifies=0 if is_single else count,
+                recall_R=inputs.recall_R,
             ),
-            groups=self._groups(row_R, row_R, positions_R, num_blocks),
-            sample_S=torch.arange(count, device=self._device),
+            groups=self._groups(inputs.row_R, inputs.row_T, inputs.positions_T, num_blocks),
+            sample_S=torch.arange(num_tokens, device=self._device),
         )
 
-    def sampled(self, values_RV: Tensor) -> Tensor:
-        """Of values of every row of the inputs that were filled last, [R, V], those of rows that sample, [S, V]."""
+    def sampled(self, values_TV: Tensor) -> Tensor:
+        """Of values of every token of the inputs that were filled last, [T, V], those that are drawn from, [S, V]."""
         if self._index_S is not None:
-            return values_RV.index_select(0, self._index_S)
-        return values_RV[: len(self._sampled_S)]
+            return values_TV.index_select(0, self._index_S)
+        return values_TV[: len(self._sampled_S)]
 
     def tables(self, group: int, rows: Sequence[Row], row_T: Sequence[Row], position_T: Sequence[int]) -> GroupTables:
         """Blocks of ``rows`` in one group, and the slots of tokens anywhere in them."""
         row_R, rows_T, positions_T = self._put(*(np.asarray(ids, dtype=np.int64) for ids in (rows, row_T, position_T)))
-        table_PB = self._table_GPB[group]
+        table_PB = self.table_GPB[group]
         slots_T = table_PB[rows_T, positions_T // BLOCK_TOKENS].long() * BLOCK_TOKENS + positions_T % BLOCK_TOKENS
         return GroupTables(table_PB.index_select(0, row_R), slots_T)
 
@@ -188,6 +162,11 @@ class DeviceBatches:
         assert len(rows) == len(self._sampled_S), "the rows of another step"
         self.last_token[self._sampled_S] = token_S
 
+    def _drawn(self, plan: StepPlan) -> list[Tensor]:
+        """Index of each token behind which is drawn, and its row, int64 [S]."""
+        drawn = np.asarray(drawn_tokens(plan), dtype=np.int64)
+        return self._put(drawn, np.repeat(np.asarray(plan.rows), plan.num_new)[drawn])
+
     def _groups(self, row_R: Tensor, row_T: Tensor, positions_T: Tensor, num_blocks: int) -> tuple[GroupTables, ...]:
         block_T, offset_T = positions_T // BLOCK_TOKENS, positions_T % BLOCK_TOKENS
         return tuple(
@@ -195,7 +174,7 @@ class DeviceBatches:
                 block_table_RB=table_PB[:, :num_blocks].index_select(0, row_R),
                 slots_T=table_PB[row_T, block_T].long() * BLOCK_TOKENS + offset_T,
             )
-            for table_PB in self._table_GPB
+            for table_PB in self.table_GPB
         )
 
     def _put(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
@@ -203,7 +182,7 @@ class DeviceBatches:
         begins, end = [], 0
         for array in arrays:
             begins.append(end)
-            end += _aligned(len(array))
+            end += aligned(len(array))
         whole = np.zeros(end, dtype=np.int64)
         for begin, array in zip(begins, arrays, strict=True):
             whole[begin : begin + len(array)] = array
@@ -213,7 +192,3 @@ class DeviceBatches:
     def _pinned(self, array: NDArray[np.int64]) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self._device.type == "cuda" else tensor
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT

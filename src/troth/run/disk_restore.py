@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from troth.cache.disk_names import STATE, BundleKind, block_names, kv_kind
@@ -204,7 +205,7 @@ class DiskRestore:
             elif one.reading and one.reading[0][1].done():
                 piece, reading = one.reading.popleft()
                 spans = reading.result()
-                if not self._is_whole(piece, spans):
+                if sum(span.count for span in spans) != len(piece.places):
                     self._try_again(one)
                     return
                 one.read.extend((piece, span) for span in spans)
@@ -246,16 +247,13 @@ class DiskRestore:
         while one.pieces and len(one.reading) < 2:
             piece = one.pieces.popleft()
             names = one.found.names[piece.places.start : piece.places.stop]
-            one.reading.append((piece, self._executor.submit(self._tier.read, piece.kind, names)))
+            one.reading.append((piece, self._executor.submit(self._read, piece.kind, names)))
 
-    def _is_whole(self, piece: _Piece, spans: list[Span]) -> bool:
-        """Whether what was read is all of a piece, and the caches can take it."""
-        if sum(span.count for span in spans) != len(piece.places):
-            return False
-        if piece.kind == STATE:
-            return all(self._copies.takes_state(span.tensors) for span in spans)
-        group = self._reach.group_of(piece.kind)
-        return all(self._copies.takes_blocks(group, span.tensors) for span in spans)
+    def _read(self, kind: BundleKind, names: list[bytes]) -> list[Span]:
+        """In another thread: as much as is whole and the caches can take."""
+        if kind == STATE:
+            return self._tier.read(kind, names, self._copies.takes_state)
+        return self._tier.read(kind, names, partial(self._copies.takes_blocks, self._reach.group_of(kind)))
 
     def _fill(self, one: _Restore, piece: _Piece, span: Span) -> None:
         assert one.reservation is not None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from troth.contracts.request import Request
 from troth.ops.mask import mask
 from troth.run.draws import DrawPlaces
 from troth.run.readback import NOT_FINITE, Readback, to_device
-from troth.run.token_masks import TokenMask, advance, advance_verified, begin, look_ahead, next_mask, resume
+from troth.run.token_masks import TokenMask, advance, advance_verified, begin, differs, look_ahead, next_mask, resume
 from troth.text.grammar import GrammarCompiler
 from troth.text.grammar_session import GrammarSession
 
@@ -45,6 +45,8 @@ class _Place:
     num_prompt: int
     session: GrammarSession
     masked: Future[TokenMask | None]
+    taking: Future[Any] | None
+    """Done once the session has the tokens that it was last given, which a thread takes in; None: it has them."""
     is_cheap: bool = False
     """Whether the last mask was."""
     ahead: Future[list[TokenMask | None]] | None = None
@@ -108,7 +110,7 @@ class RowGrammars:
             if admission.request.grammar is not None:
                 session = self._session(admission.request)
                 masked = self._threads.submit(begin, session, admission.output_ids, self._num_logits)
-                self._places[admission.row] = _Place(len(admission.request.prompt_ids), session, masked)
+                self._places[admission.row] = _Place(len(admission.request.prompt_ids), session, masked, taking=masked)
         if self._places:
             self._take_forced(plan)
             if plan.num_verifies:
@@ -175,7 +177,7 @@ class RowGrammars:
                 self._advance_verified(step, tokens, s, draws.drafts[s], place)
                 continue
             complete: Future[bool] = Future()
-            step.completing[s] = complete
+            step.completing[s] = place.taking = complete
             if here is None:
                 place.masked = self._threads.submit(advance, place.session, tokens, s, complete, self._num_logits)
                 continue
@@ -183,6 +185,7 @@ class RowGrammars:
                 complete.set_result(False)
                 continue
             place.session.advance(here[s])
+            place.taking = None
             complete.set_result(place.session.is_complete)
             if place.is_cheap and len(self._places) <= MAX_AT_ONCE:
                 place.masked = Future()
@@ -194,6 +197,7 @@ class RowGrammars:
         self, step: GrammarStep, tokens: Readback, s: int, drafts: Sequence[int], place: _Place
     ) -> None:
         complete, count = step.completing[s], step.counts[s] = Future[bool](), Future[int]()
+        place.taking = complete
         work = (place.session, tokens, s, drafts[: step.reaches[s] - 1], complete, count, self._num_logits)
         place.masked = self._threads.submit(advance_verified, *work)
 
@@ -227,11 +231,14 @@ class RowGrammars:
             first = max(0, start - place.num_prompt)
             num_output = max(0, start + num_new - place.num_prompt - first)
             fed = plan.token_ids[end - num_drafts - num_output : end - num_drafts]
-            known = place.session.token_ids[first : first + num_output]
-            # An answer that was cut before its last tokens may leave the session with more than it has.
-            differs = fed != known or place.session.num_tokens > plan.sample_steps[i] != NO_SAMPLE
-            if ON_DEVICE not in fed and differs:
-                place.masked = self._threads.submit(resume, place.session, place.masked, first, fed, self._num_logits)
+            if ON_DEVICE in fed or not (fed or plan.sample_steps[i] != NO_SAMPLE):
+                continue
+            # What a thread is still taking in is compared by a thread, behind it.
+            is_known = place.taking is None or place.taking.done()
+            if is_known and not differs(place.session, first, fed, plan.sample_steps[i]):
+                continue
+            work = (place.session, place.masked, first, fed, plan.sample_steps[i], self._num_logits)
+            place.masked = place.taking = self._threads.submit(resume, *work)
 
     def _session(self, request: Request) -> GrammarSession:
         assert request.grammar is not None, request.request_id

@@ -1,10 +1,10 @@
-"""Decode steps that the device replays: one capture per number of rows and width of the block tables.
+"""Steps that only continue answers, replayed by the device: captured by rows, tokens and the width of tables.
 
-A replay costs the host one call, whatever the model's depth. Rows are padded up to the next captured number; the
-padding writes nowhere and reads nothing. What a capture leaves out would go unnoticed, so each is proved when it is
-made: its logits are spoilt, it is replayed, and they must come out as from the ordinary step. Recurrent states are put
-back in between (``cache/row_states.py``).
-Legend: R rows, padding included, D model width, V vocabulary.
+A replay costs the host one call, whatever the model's depth. Rows, and all their tokens, are padded up to the next
+captured numbers; the padding writes nowhere and reads nothing. What a capture leaves out would go unnoticed, so each is
+proved when it is made: its logits are spoilt, recurrent states put back (``cache/row_states.py``), it is replayed, and
+both must come out as from the ordinary step.
+Legend: T tokens, padding included, D model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,13 +24,11 @@ from troth.cache.storage import CacheStorage
 from troth.contracts.names import BLOCK_TOKENS
 from troth.contracts.plan import StepPlan
 from troth.models.family import Model
-from troth.run.device_batch import DecodeInputs, DeviceBatches
-from troth.run.recorded import Record
+from troth.run.answer_inputs import AnswerInputs
+from troth.run.capture import CLOSE, Capture, Computed, near
+from troth.run.device_batch import DeviceBatches
 
 _log = logging.getLogger("troth")
-
-Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""Runs a function once and gives back how to run it again, and its result, overwritten each time."""
 
 FEW_ROWS: Final = (1, 2, 4, 8)
 ROWS_APART: Final = 16
@@ -38,14 +36,29 @@ ROWS_APART: Final = 16
 FIRST_WIDTH_BLOCKS: Final = 64
 """The narrowest tables that are captured; each wider one is four times as wide. Attention visits every part of a table,
 if only to find it unused."""
+DRAFT_WIDTHS: Final = (2, 4, 8)
+"""Tokens of a row in a step with drafts, at most and on average: one more than those. Longer ones are not captured."""
+MOST_DRAFT_TOKENS: Final = 256
+"""Tokens, padding included, of a captured step with drafts: of more, Python's share is small."""
+
+
+class _Shape(NamedTuple):
+    """What a capture is made for; padding included."""
+
+    rows: int
+    tokens: int
+    width: int
+    """Most tokens of a row."""
+    blocks: int
+    """Of a table."""
 
 
 @dataclass(slots=True)
 class _Captured:
-    inputs: DecodeInputs
+    inputs: AnswerInputs
     replay: Callable[[], None]
-    logits_RV: Tensor
-    hidden_RD: Tensor
+    logits_TV: Tensor
+    hidden_TD: Tensor
 
 
 class DecodeGraphs:
@@ -73,73 +86,81 @@ class DecodeGraphs:
         self._model = model
         self._cache = cache
         self._batches = batches
-        self._capture = capture
         self._row_counts = row_counts(max_rows)
         self._widths = table_widths(-(-context_tokens // BLOCK_TOKENS))
-        self._captured: dict[tuple[int, int], _Captured] = {}
-        self.record: Record | None = None
+        self._captured: dict[_Shape, _Captured] = {}
+        self.capture: Capture | None = capture
         self.hidden_TD: Tensor | None = None
         """Final hidden states of every token of the step that was computed last; overwritten like its logits."""
         self.refusal: str | None = None
         """Why steps are not captured; None while they are."""
 
     def logits(self, plan: StepPlan) -> Tensor | None:
-        """float32 [sampled rows, V] of a followed plan of decodes alone; None for any other plan, or when refused.
+        """float32 [S, V] of a followed plan whose rows all continue answers; None for any other plan, or when refused.
 
         The tensor is overwritten by the next step.
         """
-        count = len(plan.rows)
-        if self.refusal is not None or plan.num_decodes != count or plan.num_tokens != count:
+        shape = self._shape(plan)
+        if shape is None:
             return None
-        num_blocks = -(-(max(plan.starts) + 1) // BLOCK_TOKENS)
-        rows = self._row_counts[bisect_left(self._row_counts, count)]
-        width = self._widths[bisect_left(self._widths, num_blocks)]
-        captured = self._captured.get((rows, width))
+        captured = self._captured.get(shape)
         if captured is None:
-            captured = self._make(plan, rows, width)
+            captured = self._make(plan, shape)
         else:
             self._batches.fill(captured.inputs, plan)
             captured.replay()
-        self.hidden_TD = captured.hidden_RD[:count]
-        return self._batches.sampled(captured.logits_RV)
+        self.hidden_TD = captured.hidden_TD[: plan.num_tokens]
+        return self._batches.sampled(captured.logits_TV)
 
-    def _make(self, plan: StepPlan, rows: int, width: int) -> _Captured:
+    def _shape(self, plan: StepPlan) -> _Shape | None:
+        """Of the capture for a plan; None: there is none."""
+        count = len(plan.rows)
+        if self.refusal is not None or plan.num_decodes + plan.num_verifies != count:
+            return None
+        rows = tokens = self._row_counts[bisect_left(self._row_counts, count)]
+        width, last = 1, max(plan.starts)
+        if plan.num_verifies:
+            longest = max(plan.num_new)
+            width = next((width for width in DRAFT_WIDTHS if width >= longest), 0)
+            tokens = next((rows * each for each in DRAFT_WIDTHS if rows * each >= plan.num_tokens), 0)
+            if not width or tokens > MOST_DRAFT_TOKENS:
+                return None
+            last = max(start + fed for start, fed in zip(plan.starts, plan.num_new, strict=True)) - 1
+        return _Shape(rows, tokens, width, self._widths[bisect_left(self._widths, last // BLOCK_TOKENS + 1)])
+
+    def _make(self, plan: StepPlan, shape: _Shape) -> _Captured:
         """Compute a plan in the ordinary way, capture it and prove the capture."""
-        began = time.monotonic()
-        inputs = self._batches.decode_inputs(rows)
+        began, capture = time.monotonic(), self.capture
+        assert capture is not None
+        inputs = self._batches.answer_inputs(shape.rows, shape.tokens, shape.width)
         self._batches.fill(inputs, plan)
-        count, hidden_RD = len(plan.rows), torch.empty(0)
 
-        def step() -> Tensor:
-            nonlocal hidden_RD
-            batch = self._batches.decode_batch(inputs, width)
-            hidden_RD = self._model.forward(batch, self._cache)
-            return self._model.logits(hidden_RD)
+        def step() -> Computed:
+            hidden_TD = self._model.forward(self._batches.answer_batch(inputs, shape.blocks), self._cache)
+            return self._model.logits(hidden_TD), hidden_TD
 
         before = RowStates(self._cache, plan.rows)
-        ordinary_RV = step()[:count]
-        ordinary_RD = hidden_RD[:count]
+        ordinary_TV, _ = step()
         after = RowStates(self._cache, plan.rows)
+        replay, (logits_TV, hidden_TD) = capture(step)
+        logits_TV.fill_(torch.nan)
         before.put_back()
-        replay, logits_RV = self._capture(step)
-        # Both of the captured run: overwritten by every replay.
-        captured = _Captured(inputs, replay, logits_RV, hidden_RD)
-        logits_RV.fill_(torch.nan)
         replay()
-        # The same kernels on the same numbers; room is left for libraries that sum in no fixed order.
-        if torch.allclose(logits_RV[:count], ordinary_RV, rtol=1e-2, atol=1e-2, equal_nan=True):
-            self._captured[rows, width] = captured
+        if near(logits_TV[: plan.num_tokens], ordinary_TV[: plan.num_tokens]) and after.are_back(CLOSE):
+            self._captured[shape] = _Captured(inputs, replay, logits_TV, hidden_TD)
         else:
             self.refusal = "decode steps are not captured: a replay did not compute what the step did"
-            logits_RV[:count], captured.hidden_RD[:count] = ordinary_RV, ordinary_RD
-            after.put_back()
+            # What the replay wrote into blocks and states is not to be trusted: it is written once more.
+            before.put_back()
+            logits_TV, hidden_TD = step()
         _log.info(
-            "captured decode of %d rows, contexts up to %d tokens: %.3f s",
-            rows,
-            width * BLOCK_TOKENS,
+            "captured %d rows of %d tokens, contexts up to %d tokens: %.3f s",
+            shape.rows,
+            shape.tokens,
+            shape.blocks * BLOCK_TOKENS,
             time.monotonic() - began,
         )
-        return captured
+        return _Captured(inputs, replay, logits_TV, hidden_TD)
 
 
 def row_counts(max_rows: int) -> list[int]:
@@ -155,17 +176,3 @@ def table_widths(num_blocks: int) -> list[int]:
         widths.append(width)
         width *= 4
     return [*widths, num_blocks]
-
-
-def cuda_capture() -> Capture:
-    """Captures CUDA graphs that share one pool of memory: they run one after the other, never side by side."""
-    pool = torch.cuda.graph_pool_handle()
-
-    def capture(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        # Threads that make masks may wait for the device meanwhile; only this thread's calls are captured.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            result = run()
-        return graph.replay, result
-
-    return capture

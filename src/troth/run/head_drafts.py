@@ -3,7 +3,8 @@
 The head needs the hidden state of every token. A long chunk's are fed to it in the step that computed them; those of
 answers wait here, row by row, until a draft is wanted or a block is full. So a block that others may use has the head's
 part whenever it has the model's, whoever computed it, and any row may be drafted for at any time.
-Refuses to know plans' open drafts (``made_drafts.py``). Next: ``head_passes.py``, ``nn/draft_head.py``.
+Refuses to know plans' open drafts (``made_drafts.py``). Next: ``head_passes.py`` and ``head_graphs.py``, which make
+drafts call by call and captured, ``nn/draft_head.py``.
 Legend: T tokens or pairs, R rows, M tokens remembered of all rows, N blocks, D model width.
 """
 
@@ -24,10 +25,11 @@ from troth.contracts.plan import ON_DEVICE, StepPlan
 from troth.models.family import Model
 from troth.nn.draft_head import Pairs
 from troth.ops.rows import Rows
+from troth.run.capture import Capture
+from troth.run.head_graphs import HeadGraphs
 from troth.run.head_passes import HeadPasses
 from troth.run.made_drafts import Draw, Tables, Wanted
 from troth.run.readback import to_device
-from troth.run.recorded import Record
 
 Place = tuple[Row, int]
 """A row and a position in it."""
@@ -52,25 +54,30 @@ class HeadDrafts:
         model: has a draft head.
         cache: its caches, with the head's layer.
         tables: of the rows.
-        record: makes recordings of passes; None: none are made.
+        capture: keeps passes to run again; None: none are kept.
     """
 
     name = "the draft head"
     reads_hidden = True
 
-    def __init__(self, model: Model, cache: CacheStorage, tables: Tables, record: Record | None = None) -> None:
+    def __init__(self, model: Model, cache: CacheStorage, tables: Tables, capture: Capture | None = None) -> None:
         assert model.draft_head is not None, "the model has no draft head"
         self._model = model
         self._head = model.draft_head
         self._cache = cache
         self._tables = tables
         self._group = cache.group_of[self._head.attention.layer]
-        self._passes = HeadPasses(model, cache, tables, record)
+        on_device = tables.table_GPB is not None
+        self._passes = HeadPasses(model, cache, tables, None if on_device else capture)
         self._frontier_ND = cache.frontiers[self._group]
         self._device, width = self._frontier_ND.device, self._frontier_ND.shape[1]
         max_rows = len(tables.last_token)
         self._hidden_MD = torch.zeros(max_rows * REMEMBERED, width, dtype=self._head.dtype, device=self._device)
         self._token_M = torch.zeros(max_rows * REMEMBERED, dtype=torch.int64, device=self._device)
+        self._graphs: HeadGraphs | None = None
+        if tables.table_GPB is not None and capture is not None:
+            remembered = self._token_M, self._hidden_MD
+            self._graphs = HeadGraphs(model, cache, tables.table_GPB[self._group], remembered, capture)
         self._nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
         self._fresh: list[_Fresh] = []
         """Of steps that nobody has looked at yet, oldest first: what is stored together costs less."""
@@ -195,6 +202,11 @@ class HeadDrafts:
         """As Proposer."""
         self._store()
         missing = [place for one in wanted for place in self._unprimed(one.row, one.position)]
+        if self._graphs is not None:
+            last_ids = [plan.token_ids[one.at - 1] for one in wanted]
+            made = self._graphs.run(wanted, last_ids, missing, draw)
+            if made is not None:
+                return made
         if missing:
             self._head.prime(self._pairs(missing, *self._recall(missing), num_exact=len(missing)), self._cache)
         token_R = self._index([plan.token_ids[one.at - 1] for one in wanted])

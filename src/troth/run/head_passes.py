@@ -17,10 +17,11 @@ from troth.cache.storage import CacheStorage
 from troth.contracts.names import BLOCK_TOKENS, Row
 from troth.models.family import Model
 from troth.nn.draft_head import LastPairs
+from troth.ops.codes import as_bytes
 from troth.ops.rows import Rows
+from troth.run.capture import Capture
 from troth.run.made_drafts import Draw, Tables, Wanted
 from troth.run.readback import to_device
-from troth.run.recorded import Record
 from troth.run.recorded_passes import RecordedPasses
 
 
@@ -31,10 +32,10 @@ class HeadPasses:
         model: has a draft head.
         cache: its caches.
         tables: of the rows.
-        record: makes recordings; None: every pass is computed call by call.
+        capture: keeps passes to run again; None: every pass is computed call by call.
     """
 
-    def __init__(self, model: Model, cache: CacheStorage, tables: Tables, record: Record | None) -> None:
+    def __init__(self, model: Model, cache: CacheStorage, tables: Tables, capture: Capture | None) -> None:
         assert model.draft_head is not None, "the model has no draft head"
         self._model = model
         self._head = model.draft_head
@@ -45,7 +46,7 @@ class HeadPasses:
         self._device = cache.kv[self._head.attention.layer].k_NKDS.device
         self._num_copied: dict[Row, int] = {}
         """Pairs of each row's first block that its own block has."""
-        self._recorded = RecordedPasses(self._pass, _copied, _refill, record)
+        self._recorded = RecordedPasses(self._pass, _copied, _refill, capture)
 
     def follow(self, row: Row, start: int) -> None:
         """A row goes on at ``start``: what its first block holds from there on is not what its own block has."""
@@ -86,7 +87,7 @@ class HeadPasses:
         kv = self._cache.kv[self._head.attention.layer]
         for tensor in (getattr(kv, field.name) for field in fields(kv)):
             if tensor is not None:
-                tensor[own_R] = tensor[first_R]
+                as_bytes(tensor)[own_R] = as_bytes(tensor)[first_R]
         for one in missing:
             self._num_copied[one.row] = min(BLOCK_TOKENS, one.position)
 

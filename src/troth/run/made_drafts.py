@@ -32,6 +32,10 @@ class Tables(Protocol):
     last_token: Tensor
     """int64: what ON_DEVICE entries of a plan stand for, by row."""
 
+    @property
+    def table_GPB(self) -> Tensor | None:
+        """int32 [groups, rows, B], the last row being padding's, where they lie on the device; None elsewhere."""
+
     def tables(self, group: int, rows: Sequence[Row], row_T: Sequence[Row], position_T: Sequence[int]) -> GroupTables:
         """Blocks of ``rows`` in one group, and the slots of tokens anywhere in them."""
 

@@ -25,9 +25,9 @@ from troth.models.family import Model
 from troth.nn.batch import Batch, GroupTables
 from troth.nn.batch import Wanted as WantedPlaces
 from troth.ops.rows import Rows
+from troth.run.capture import Capture
 from troth.run.made_drafts import Draw, Tables, Wanted
 from troth.run.readback import to_device
-from troth.run.recorded import Record
 from troth.run.recorded_passes import RecordedPasses
 
 Span = tuple[Row, int, int]
@@ -44,14 +44,14 @@ class ModelDrafts:
         cache: of the model that is drafted for, with the draft model's layers as guests.
         tables: of the rows.
         vocab_size: logits of the model that is drafted for.
-        record: makes recordings of passes; None: none are made.
+        capture: keeps passes to run again; None: none are kept.
     """
 
     name = "the draft model"
     reads_hidden = False
 
     def __init__(
-        self, model: Model, cache: CacheStorage, tables: Tables, vocab_size: int, record: Record | None = None
+        self, model: Model, cache: CacheStorage, tables: Tables, vocab_size: int, capture: Capture | None = None
     ) -> None:
         assert cache.guest_group is not None, "the cache has no guests"
         self._model = model
@@ -63,7 +63,7 @@ class ModelDrafts:
         self._token_M = torch.zeros(len(tables.last_token) * BLOCK_TOKENS, dtype=torch.int64, device=self._device)
         self._num_fed: dict[Row, int] = {}
         """Tokens of each row whose keys and values are in the cache."""
-        self._passes = RecordedPasses(self._pass, _copied, _refill, record)
+        self._passes = RecordedPasses(self._pass, _copied, _refill, capture)
 
     # Keeping in step
 

@@ -16,13 +16,14 @@ from troth.config.facts import MachineFacts
 from troth.config.nearest_plan import nearest_plan
 from troth.config.options import EngineOptions, ModelOptions
 from troth.config.resolve import ELEMENT_BYTES, SCALE_BYTES, Resolved, resolve
-from troth.contracts.cache_spec import CacheSpec, attention_groups, with_guests, with_scales
+from troth.contracts.cache_spec import CacheSpec, attention_groups, recurrent_bytes, with_guests, with_scales
 from troth.contracts.memory_plan import MemoryPlan
-from troth.errors import ModelLoadError
+from troth.errors import ModelLoadError, OptionError
 from troth.models.registry import Recognised, recognise
 from troth.ops.impl import cpu
 from troth.run.head_decision import WITHOUT_HEAD, HeadDecision
 from troth.schedule.sizing import CACHE_SHARE, GPU_CACHE_SHARE, Demand, plan_memory
+from troth.weights.fp8 import fp8_bytes, fp8_refusal
 
 MIN_SAMPLES: Final = 64
 """Also the prompt positions whose log-probabilities are computed at once."""
@@ -100,6 +101,12 @@ def plan_model(
     if head.refusal is None:
         recognised = recognised.with_draft_head()
     resolved = resolve(model, engine, facts)
+    weights_bytes = _weights_bytes(artifact, resolved, engine)
+    if resolved.weights is not None:
+        _require_roundable(recognised)
+        weights_bytes = fp8_bytes(artifact, ELEMENT_BYTES[resolved.dtype])
+    if draft_model is not None:
+        weights_bytes += _weights_bytes(draft_model.artifact, resolved, engine)
     loaded = (recognised,) if draft_model is None else (recognised, draft_model)
     memory = _memory_plan(
         recognised,
@@ -107,7 +114,7 @@ def plan_model(
         resolved,
         model,
         engine,
-        weights_bytes=sum(_weights_bytes(one.artifact, resolved, engine) for one in loaded),
+        weights_bytes=weights_bytes,
         transient_bytes=max(_transient_bytes(one, resolved) for one in loaded),
     )
     return Planned(
@@ -130,6 +137,7 @@ def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> s
         providers: names of the active op providers; numbers that others computed are not taken for theirs.
     """
     resolved = planned.resolved
+    weights = "" if resolved.weights is None else f" with weights {resolved.weights}"
     drafts = "" if planned.head.refusal is not None else " with draft head"
     if planned.draft_model is not None:
         drafts = f" with draft model {planned.draft_model.artifact.fingerprint()}"
@@ -137,7 +145,7 @@ def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> s
         artifact=artifact,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
-        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}{drafts}",
+        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}{weights}{drafts}",
     )
 
 
@@ -209,6 +217,13 @@ def _cache_specs(recognised: Recognised, draft_model: Recognised | None, resolve
     if draft_model is None:
         return specs
     return with_guests(specs, attention_groups(_cache_specs(draft_model, None, resolved)))
+
+
+def _require_roundable(recognised: Recognised) -> None:
+    if recurrent_bytes(recognised.config.cache_specs(1)) is not None:
+        raise OptionError("weights fp8 is not available for models with recurrent layers; leave it out")
+    if (refusal := fp8_refusal(recognised.artifact)) is not None:
+        raise OptionError(f"weights fp8 cannot be had of {recognised.artifact.name}: {refusal}; leave it out")
 
 
 def _weights_bytes(artifact: Artifact, resolved: Resolved, engine: EngineOptions) -> int:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,19 +22,7 @@ from troth.cache.storage import CacheStorage
 from troth.contracts.plan import NO_SAMPLE, StepPlan
 from troth.models.family import Model
 from troth.run.batch import BatchBuilder
-
-
-class Recording(Protocol):
-    """Operations that can run again."""
-
-    def run(self) -> None:
-        """Run them on what their buffers hold now."""
-
-    def spoil(self) -> None:
-        """Fill what they write with NaN."""
-
-
-Record = Callable[[], AbstractContextManager[Recording]]
+from troth.run.capture import Capture, Record, Recording, capture_by
 
 SIGHTINGS: Final = 2
 """Steps with the same numbers of drafts after which they are recorded: making a recording takes three steps."""
@@ -67,7 +54,8 @@ class RecordedDecode:
         self._model = model
         self._cache = cache
         self._batches = batches
-        self.record: Record | None = record
+        self._record = record
+        self.capture: Capture | None = capture_by(record)
         self._by_rows: dict[int, _Recorded] = {}
         self._by_widths: dict[tuple[int, ...], _Recorded] = {}
         """Of steps with drafts, by the tokens of each row."""
@@ -102,15 +90,13 @@ class RecordedDecode:
         return self._seen[widths] >= SIGHTINGS
 
     def _make(self, plan: StepPlan) -> Tensor:
-        record = self.record
-        assert record is not None
         batch = self._batches.build_whole(plan)
         before = RowStates(self._cache, plan.rows)
         self.hidden_TD = self._model.forward(batch, self._cache)
         ordinary_RV = self._model.logits(self.hidden_TD).clone()
         after = RowStates(self._cache, plan.rows)
         before.put_back()
-        with record() as recording:
+        with self._record() as recording:
             hidden_TD = self._model.forward(batch, self._cache)
             logits_RV = self._model.logits(hidden_TD)
         recording.spoil()

@@ -5,14 +5,13 @@ As ``recorded.py`` does for the model's own steps, over inputs of any kind. Refu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
-from troth.run.recorded import Record, Recording
+from troth.run.capture import Capture, Computed, near
 
 Inputs = TypeVar("Inputs")
 MAX_SHAPES: Final = 64
@@ -22,8 +21,8 @@ MAX_SHAPES: Final = 64
 @dataclass(slots=True)
 class _Recorded(Generic[Inputs]):
     inputs: Inputs
-    recording: Recording
-    computed: Sequence[Tensor]
+    run: Callable[[], None]
+    computed: Computed
 
 
 class RecordedPasses(Generic[Inputs]):
@@ -33,48 +32,48 @@ class RecordedPasses(Generic[Inputs]):
         compute: a pass, call by call.
         copied: the same inputs in tensors of their own.
         refill: writes inputs (the second) into others of the same shape.
-        record: makes recordings; None: every pass is computed call by call.
+        capture: keeps passes to run again; None: every pass is computed call by call.
     """
 
     def __init__(
         self,
-        compute: Callable[[Inputs], Sequence[Tensor]],
+        compute: Callable[[Inputs], Computed],
         copied: Callable[[Inputs], Inputs],
         refill: Callable[[Inputs, Inputs], None],
-        record: Record | None,
+        capture: Capture | None,
     ) -> None:
         self._compute = compute
         self._copied = copied
         self._refill = refill
-        self._record = record
+        self._capture = capture
         self._recorded: dict[Hashable, _Recorded[Inputs]] = {}
 
     @property
     def records(self) -> bool:
         """Whether inputs should have one size for all contexts."""
-        return self._record is not None
+        return self._capture is not None
 
-    def computed(self, shape: Hashable, inputs: Inputs) -> Sequence[Tensor]:
+    def computed(self, shape: Hashable, inputs: Inputs) -> Computed:
         """What a pass computes; overwritten by the next one of this shape, which may take it for input."""
         recorded = self._recorded.get(shape)
         if recorded is None:
-            if self._record is None or len(self._recorded) >= MAX_SHAPES:
+            if self._capture is None or len(self._recorded) >= MAX_SHAPES:
                 return self._compute(inputs)
-            return self._make(shape, inputs, self._record)
+            return self._make(shape, inputs, self._capture)
         self._refill(recorded.inputs, inputs)
-        recorded.recording.run()
+        recorded.run()
         return recorded.computed
 
-    def _make(self, shape: Hashable, inputs: Inputs, record: Record) -> Sequence[Tensor]:
-        """Compute a pass in the ordinary way, record it and prove the recording."""
+    def _make(self, shape: Hashable, inputs: Inputs, capture: Capture) -> Computed:
+        """Compute a pass in the ordinary way, keep it and prove that it runs again."""
         ordinary = [tensor.clone() for tensor in self._compute(inputs)]
         kept = self._copied(inputs)
-        with record() as recording:
-            again = self._compute(kept)
-        recording.spoil()
-        recording.run()
-        if all(map(torch.equal, again, ordinary)):
-            self._recorded[shape] = _Recorded(kept, recording, again)
+        run, again = capture(lambda: self._compute(kept))
+        for tensor in again:
+            tensor.fill_(torch.nan)
+        run()
+        if all(map(near, again, ordinary)):
+            self._recorded[shape] = _Recorded(kept, run, again)
         else:
-            self._record = None  # it computes outside the recording ops: drafts are the slower for it
+            self._capture = None  # it computes outside of what is kept: drafts are the slower for it
         return ordinary

@@ -21,13 +21,13 @@ from troth.contracts.plan import StepPlan, StepResult, TokenLogprobs
 from troth.errors import DeviceError, DeviceLost, OutOfMemory
 from troth.models.family import Model
 from troth.nn.batch import Batch, GroupTables, Wanted
+from troth.run.capture import Capture
 from troth.run.draws import DrawPlaces, confirmed, draw_places, drawn_tokens
 from troth.run.grammar import RowGrammars
 from troth.run.head_drafts import HeadDrafts
 from troth.run.made_drafts import MadeDrafts, Watch
 from troth.run.model_drafts import ModelDrafts
 from troth.run.readback import NOT_FINITE
-from troth.run.recorded import Record
 from troth.run.sampler import Sampled, Sampler, token_logprobs
 
 _log = logging.getLogger(__name__)
@@ -75,6 +75,10 @@ class Batches(Protocol):
     last_token: Tensor
     """int64 [rows]: the last token drawn for each row."""
 
+    @property
+    def table_GPB(self) -> Tensor | None:
+        """As run.made_drafts.Tables."""
+
     def follow(self, plan: StepPlan) -> None:
         """Apply a plan's changes to the block tables; once per plan, before its batch is built."""
 
@@ -93,8 +97,8 @@ class DecodeSteps(Protocol):
 
     refusal: str | None
     """Why it does not, in words; None while it does."""
-    record: Record | None
-    """Makes recordings of other operations; None: nothing does."""
+    capture: Capture | None
+    """Keeps other computing to run again; None: nothing does."""
     hidden_TD: Tensor | None
     """Final hidden states of every token of the step that ``logits`` computed last; overwritten by a later step."""
 
@@ -136,11 +140,11 @@ class ModelRunner:
         self._grammars = grammars
         self._sampler = Sampler(grammars, batches.last_token)
         self._made: MadeDrafts | None = None
-        record = recorded.record if recorded is not None else None
+        capture = recorded.capture if recorded is not None else None
         if model.draft_head is not None:
-            self._made = MadeDrafts(HeadDrafts(model, cache, batches, record), self._sampler)
+            self._made = MadeDrafts(HeadDrafts(model, cache, batches, capture), self._sampler)
         elif draft_model is not None:
-            proposer = ModelDrafts(draft_model, cache, batches, model.config.vocab_size, record)
+            proposer = ModelDrafts(draft_model, cache, batches, model.config.vocab_size, capture)
             self._made = MadeDrafts(proposer, self._sampler)
 
     @property

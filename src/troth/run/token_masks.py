@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from troth.contracts.plan import NO_SAMPLE
 from troth.run.draws import confirmed
 from troth.run.readback import NOT_FINITE, Readback
 from troth.text.grammar_session import GrammarSession
@@ -63,21 +64,34 @@ def begin(session: GrammarSession, output_ids: Sequence[int], num_logits: int | 
     return next_mask(session, num_logits)
 
 
+def differs(session: GrammarSession, first: int, fed: Sequence[int], sample_step: int) -> bool:
+    """Whether a plan feeds other output tokens, from the ``first`` on, than the session has taken in.
+
+    A row that starts over feeds its output in parts: what the session has behind a part is no difference, unless the
+    plan draws there, output token ``sample_step``: the answer was cut before its last tokens.
+    """
+    known = session.token_ids[first : first + len(fed)]
+    return known != fed or session.num_tokens > sample_step != NO_SAMPLE
+
+
 def resume(
     session: GrammarSession,
     under_way: Future[TokenMask | None],
     first: int,
-    token_ids: Sequence[int],
+    fed: Sequence[int],
+    sample_step: int,
     num_logits: int | None,
 ) -> TokenMask | None:
-    """Make these the output tokens from the ``first`` on, once the work under way is done: it was queued earlier."""
-    under_way.result()
+    """Make the session follow a plan, see ``differs``, once the work under way is done: it was queued earlier."""
+    mask = under_way.result()
+    if not differs(session, first, fed, sample_step):
+        return mask
     kept = session.token_ids[first:]
     same = 0
-    while same < min(len(kept), len(token_ids)) and kept[same] == token_ids[same]:
+    while same < min(len(kept), len(fed)) and kept[same] == fed[same]:
         same += 1
     session.rollback(len(kept) - same)
-    return begin(session, token_ids[same:], num_logits)
+    return begin(session, fed[same:], num_logits)
 
 
 def look_ahead(

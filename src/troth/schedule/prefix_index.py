@@ -205,12 +205,27 @@ class PrefixIndex:
             token_ids = tuple(token_id for key in reversed(keys) for token_id in key)
             self.departures.append(Departure(node.namespace, token_ids, kept))
 
+    def note_restored(self, place: PrefixPlace) -> None:
+        """What was written of a place came from elsewhere: nobody here has computed with it yet."""
+        node = place.node
+        while place.first_written is not None and node.parent is not None and node.depth >= place.first_written.depth:
+            node.is_restored = True
+            node = node.parent
+
     def discard(self, place: PrefixPlace) -> None:
-        """The row failed: forget whatever it computed, and all that was built on it."""
+        """The row failed: forget what it computed, what it was given from elsewhere, and all that was built on either.
+
+        What others computed stays: it was well for them.
+        """
         if place.node.alive:
             place.node.leases -= 1
-        if place.first_written is not None and place.first_written.alive:
-            self._tree.remove_below(place.first_written)
+        doubted, node = place.first_written, place.node
+        while node.parent is not None:
+            if node.is_restored and (doubted is None or node.depth < doubted.depth):
+                doubted = node
+            node = node.parent
+        if doubted is not None and doubted.alive:
+            self._tree.remove_below(doubted)
         elif place.node.alive:
             self._tree.settle(place.node)
 

@@ -31,6 +31,7 @@ class PrefixNode:
         "checkpoint_id",
         "children",
         "depth",
+        "is_restored",
         "key",
         "last_used",
         "leases",
@@ -58,6 +59,8 @@ class PrefixNode:
         self.pins = 0
         """How many of the leases are pins, which keep the checkpoint too."""
         self.last_used = 0
+        self.is_restored = False
+        """Whether anything of it came from elsewhere than a step."""
         self.alive = True
         """False once the node is out of the index."""
 

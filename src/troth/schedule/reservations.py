@@ -101,6 +101,7 @@ class Reservations:
         index.extend(one.place, one.token_ids, num_tokens, one.tables)
         if one.checkpoint_id is not None:
             index.attach(one.place, num_tokens, one.checkpoint_id, keep=True)
+        index.note_restored(one.place)
         index.leave(one.place)
         for table in one.tables:
             table.clear()

@@ -52,7 +52,7 @@ def require_compiled(generation: Generation) -> Generation:
     compiled = generation.model.grammars.compile(
         wanted.grammar, continues_text=generation.requests[0].continues_text, param=wanted.param
     )
-    return replace(generation, not_enforced=compiled.not_enforced)
+    return replace(generation, not_enforced=(*generation.not_enforced, *compiled.not_enforced))
 
 
 def _response_format(fields: Fields) -> Wanted | None:

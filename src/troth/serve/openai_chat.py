@@ -56,7 +56,7 @@ def read_chat(fields: Fields, models: ModelList) -> Generation:
     )
     terms = read_terms(fields)
     chat = ChatModel(model.capabilities, model.tokenizer, model.calls)
-    terms.require_served(model.capabilities)
+    unchecked = terms.require_served(model.capabilities)
     asked = terms.variables(model.capabilities) | dict(variables.items() if variables else ())
     head = RecordHead("chatcmpl", model)
     prompt = model.prompts.chat(messages, terms.shown_tools, variables=asked or None, continue_final=continue_final)
@@ -68,7 +68,10 @@ def read_chat(fields: Fields, models: ModelList) -> Generation:
     reading = terms.reading(chat, prompt.text, continues=continue_final)
     requests = engine_requests(head.generation_id, [prompt], wishes, model, info, reading)
     reply = ChatReply(head, len(requests), model, with_logprobs=num_top is not None)
-    return Generation(model=model, requests=requests, wishes=wishes, reply=reply, ignored=tuple(fields.unknown()))
+    ignored = tuple(fields.unknown())
+    return Generation(
+        model=model, requests=requests, wishes=wishes, reply=reply, ignored=ignored, not_enforced=unchecked
+    )
 
 
 class ChatReply:

@@ -34,6 +34,8 @@ _PRINTED: Final = {"boolean": '("true" | "True" | "false" | "False")', "null": '
 """Values that templates print as Python does, where no text can be meant."""
 _PLACES: Final = {INDEX: "/0|[1-9][0-9]?/", CALL_ID: r"/[A-Za-z0-9_\-]{1,32}/"}
 _PIECES: Final = re.compile(f"([\n{INDEX}{CALL_ID}])")
+_SEVERAL: Final = ("anyOf", "oneOf", "allOf")
+"""Keywords that can make an object several ones."""
 _EXACT_PIECES: Final = re.compile(f"([{INDEX}{CALL_ID}])")
 
 
@@ -52,7 +54,7 @@ class ArgumentRules:
         schema: Of the arguments, an object's, as ``grammar_schema.read_schema`` read it.
         strict: What cannot be written is refused; False: left out, for validation to judge.
         rules: Where the rules go.
-        refusal: The error for a keyword that cannot be written.
+        refusal: The error for a keyword that cannot be written, and its pointer.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class ArgumentRules:
         rules: LarkRules,
         *,
         strict: bool,
-        refusal: Callable[[str], RequestError],
+        refusal: Callable[[str, str], RequestError],
     ) -> None:
         self._notation = notation
         self._schema = schema
@@ -91,8 +93,9 @@ class ArgumentRules:
             if not objects:
                 return None
             if len(objects) > 1 or "enum" in objects[0]:
-                self._parts.leaves_out("anyOf" if len(objects) > 1 else "enum")
                 own = self._schema if isinstance(self._schema, dict) else {}
+                keyword = "enum" if len(objects) == 1 else next((one for one in _SEVERAL if one in own), "$ref")
+                self._parts.leaves_out(keyword, own.get(keyword))
                 objects = [{key: own[key] for key in ("properties", "required") if key in own}]
             named = declared_members(objects[0], sort=notation.literals.sorted_keys)
             is_open = not named and not self._strict and objects[0].get("additionalProperties", True) is not False

@@ -19,6 +19,8 @@ from troth.errors import CapabilityUnavailable, RequestError
 from troth.text.call_arguments import ArgumentRules, spelled
 from troth.text.call_words import json_object, without_ids, words_of
 from troth.text.channels import CHANNELS, ChannelFormat
+from troth.text.grammar_lark import LOOSE
+from troth.text.grammar_parts import tool_comment, tool_field, tool_where
 from troth.text.grammar_schema import read_schema
 from troth.text.lark_words import ANYTHING, LarkRules, PatternTokens, either, lark_words, quoted, without
 from troth.text.probe_trial import FIRST, SECOND
@@ -94,7 +96,8 @@ class CallPattern:
             CapabilityUnavailable: calls of this form cannot be told from what may stand beside them.
             RequestError: a schema that cannot be read, or a strict one that cannot be followed.
         """
-        tools = offered(policy)
+        places = {tool.name: place for place, tool in enumerate(policy.tools)}
+        tools = [(places[tool.name], tool) for tool in offered(policy)]
         more = (
             f"({self._words(self.joint, tokens)} call)*"
             if self.joint and policy.parallel and policy.choice.mode != "named"
@@ -106,10 +109,10 @@ class CallPattern:
         else:
             rules = self._answer(body, tokens, thought, beside, param)
         rules[0] = f"start: {_first(thought, tokens, self.channel, begun=begun)} {rules[0]}"
-        rules.append(f"call: {' | '.join(f'call{place}' for place in range(len(tools)))}")
-        for place, tool in enumerate(tools):
+        rules.append(f"call: {' | '.join(f'call{place}' for place, _ in tools)}")
+        for place, tool in tools:
             free = beside == "text" and not tool.strict
-            rules += self._call(tool, place, tokens, free=free, param=param)
+            rules += self._call(tool, place, tokens, free=free)
         if thought:
             rules.append(thought_rule(lark_words(thought[1], tokens)))
         return "\n".join(rules) + "\n"
@@ -145,52 +148,56 @@ class CallPattern:
             _text("TEXT", self.entries, first),
         ]
 
-    def _call(self, tool: ToolSpec, place: int, tokens: PatternTokens, *, free: bool, param: str) -> list[str]:
+    def _call(self, tool: ToolSpec, place: int, tokens: PatternTokens, *, free: bool) -> list[str]:
         """The rule of a tool's calls, and those it needs."""
         if self.notation is not None:
-            written, rules = _notated(self.notation, tool, place, tokens, free=free, param=param)
+            written, rules = _notated(self.notation, tool, place, tokens, free=free)
+            comment = tool_comment(place, tool.name, {} if free else _marked(tool, _read_schema(tool, place)))
         else:
-            schema = _JSON_OBJECT if free else json.dumps(_arguments_schema(tool, place, param), ensure_ascii=False)
+            schema = _JSON_OBJECT if free else json.dumps(_marked(tool, _read_schema(tool, place)), ensure_ascii=False)
             written, rules = f"%json {schema}", []
+            comment = tool_comment(place, tool.name)
         if self.channel is not None:
             if not re.fullmatch(_HEADER_NAME, tool.name):
-                raise _unnameable(tool, param)
+                raise _unnameable(tool, place)
             headers = (lark_words(before + tool.name + behind, tokens) for before, behind in self.channel.call_headers)
             name = self._words(self.before + tool.name, tokens) if self.notation is not None else ""
-            return [f"call{place}: ({' | '.join(headers)}) {name} {written} {self._words(self.after, tokens)}", *rules]
+            body = f"({' | '.join(headers)}) {name} {written} {self._words(self.after, tokens)}"
+            return [comment, f"call{place}: {body}", *rules]
         head = self.between if self.name_last else self.before
         name = json.dumps(tool.name, ensure_ascii=False)[1:-1] if head.endswith('"') else tool.name
         if self.name_last:
-            return [f"call{place}: {written} {self._words(self.between + name, tokens)}"]
-        return [f"call{place}: {self._words(name + self.between, tokens)} {written}", *rules]
+            return [comment, f"call{place}: {written} {self._words(self.between + name, tokens)}"]
+        return [comment, f"call{place}: {self._words(name + self.between, tokens)} {written}", *rules]
 
     def _words(self, text: str, tokens: PatternTokens) -> str:
         return spelled(text, tokens, exact=True)
 
 
 def _notated(
-    notation: ArgumentNotation, tool: ToolSpec, place: int, tokens: PatternTokens, *, free: bool, param: str
+    notation: ArgumentNotation, tool: ToolSpec, place: int, tokens: PatternTokens, *, free: bool
 ) -> tuple[str, list[str]]:
     """A tool's call from behind its name on, and the rules it needs."""
-    where = f"tools[{place}].function"
     if not re.fullmatch(notation.names, tool.name):
-        raise _unnameable(tool, param)
+        raise _unnameable(tool, place)
+    field, where = tool_field(place), tool_where(tool.name)
 
-    def refusal(keyword: str) -> RequestError:
+    def refusal(keyword: str, pointer: str) -> RequestError:
+        otherwise = ", or set strict to false" if tool.strict else ""
         return RequestError(
-            f"{param}, {where}.parameters: {keyword} cannot be enforced while this model's calls are generated; leave "
-            "it out, or set strict to false",
-            param=param,
-            code="unsupported_schema",
+            f"{field}{where}: the schema at {pointer[:300]}: {keyword} cannot be enforced while this model's calls are "
+            f"generated; leave it out{otherwise}",
+            param=field,
+            code="unsupported_schema" if tool.strict else "invalid_schema",
         )
 
     rules = LarkRules(tokens, f"c{place}v")
-    schema = _read_schema(tool, place, param)
+    schema = _read_schema(tool, place)
     body = ArgumentRules(notation, schema, rules, strict=tool.strict, refusal=refusal).call(free=free)
     if body is None:
         raise RequestError(
-            f"{param}, {where}.parameters: no arguments that the schema allows can be written in this model's calls",
-            param=param,
+            f"{field}{where}: the schema at #: no arguments that it allows can be written in this model's calls",
+            param=field,
             code="invalid_schema",
         )
     return body, rules.lines
@@ -295,23 +302,24 @@ def _header(channel: ChannelFormat, name: str) -> str:
     return before + name + behind
 
 
-def _arguments_schema(tool: ToolSpec, place: int, param: str) -> Any:
+def _marked(tool: ToolSpec, schema: Any) -> Any:
     """A tool's schema as a grammar enforces it. Where it is not strict, validation has what no grammar can enforce."""
-    schema = _read_schema(tool, place, param)
-    return schema if tool.strict else _loosened(schema)
+    return schema if tool.strict or not isinstance(schema, dict) else {LOOSE: True, **schema}
 
 
-def _read_schema(tool: ToolSpec, place: int, param: str) -> Any:
+def _read_schema(tool: ToolSpec, place: int) -> Any:
     """A tool's schema, of an object in any case."""
     given = {} if tool.parameters is None or tool.parameters is True else tool.parameters
     source = json.dumps(given if given is False else {"type": "object", **given})
-    where = f", tools[{place}].function.parameters"
-    return read_schema(source, strict=tool.strict, param=param, where=where).schema
+    found = read_schema(source, strict=tool.strict, param=tool_field(place), where=tool_where(tool.name)).schema
+    return {**found, "type": "object"} if isinstance(found, dict) else found
 
 
-def _unnameable(tool: ToolSpec, param: str) -> CapabilityUnavailable:
+def _unnameable(tool: ToolSpec, place: int) -> CapabilityUnavailable:
     return CapabilityUnavailable(
-        f"a tool that is called {tool.name[:80]!r}", "calls of this model cannot hold such a name", param=param
+        f"a tool that is called {tool.name[:80]!r}",
+        "calls of this model cannot hold such a name",
+        param=f"tools[{place}].function.name",
     )
 
 
@@ -328,20 +336,3 @@ def _text(name: str, marks: Sequence[str], starts: Sequence[str]) -> str:
     """
     never = rf" & ~/[ \t\r\n]*({either(starts)})(.|\n)*/" if starts else ""
     return f"{name}: {ANYTHING}{without(marks)}{never}"
-
-
-def _loosened(schema: Any) -> Any:
-    """A schema without ``oneOf``, of which no grammar can promise that no second part matches."""
-    if not isinstance(schema, dict):
-        return schema
-    loose: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        if keyword in ("properties", "patternProperties", "$defs", "definitions"):
-            loose[keyword] = {name: _loosened(part) for name, part in value.items()}
-        elif keyword in ("allOf", "anyOf", "prefixItems"):
-            loose[keyword] = [*map(_loosened, value)]
-        elif keyword != "oneOf":
-            loose[keyword] = _loosened(value) if keyword in ("items", "additionalProperties") else value
-    if "oneOf" in schema:  # behind what is there, to which references may lead
-        loose["allOf"] = [*loose.get("allOf", ()), {"anyOf": [*map(_loosened, schema["oneOf"])]}]
-    return loose

@@ -14,6 +14,8 @@ from typing import Any, Final
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from troth.errors import RequestError
+from troth.text.linear_pattern import LinearPattern, PatternError
+from troth.text.schema_places import schemas_in
 from troth.text.tool_formats.coercion import resolve, type_names
 
 MAX_ALTERNATIVES: Final = 64
@@ -41,18 +43,32 @@ class SchemaParts:
     Args:
         root: As ``grammar_schema.read_schema`` read it.
         strict: What cannot be written is refused. False: it is left out, for validation to judge.
-        refusal: The error for a keyword.
+        refusal: The error for a keyword, and the pointer of where it stands.
     """
 
-    def __init__(self, root: Any, *, strict: bool, refusal: Callable[[str], RequestError]) -> None:
+    def __init__(self, root: Any, *, strict: bool, refusal: Callable[[str, str], RequestError]) -> None:
         self._root = root
         self._strict = strict
         self._refusal = refusal
 
-    def leaves_out(self, keyword: str) -> None:
-        """Say that a keyword cannot be written. Raises RequestError where all must be."""
+    def leaves_out(self, keyword: str, value: Any) -> None:
+        """Say that a keyword of some value cannot be written. Raises RequestError where all must be."""
         if self._strict:
-            raise self._refusal(keyword)
+            raise self._refused(keyword, value)
+
+    def leaves_out_pattern(self, pattern: str) -> None:
+        """The same of a regular expression; also where validation could not judge it, and nobody would."""
+        try:
+            LinearPattern.of(pattern)
+        except PatternError:
+            raise self._refused("pattern", pattern) from None
+        self.leaves_out("pattern", pattern)
+
+    def _refused(self, keyword: str, value: Any) -> RequestError:
+        """The error for a keyword, by the first place where it has that value."""
+        places = (place for place, part in schemas_in(self._root) if keyword in part and part[keyword] == value)
+        place = next(places, None)
+        return self._refusal(keyword, "#" if place is None else f"{place}/{keyword}")
 
     def alternatives(self, schema: Any) -> list[Alternative]:
         """What a value of a schema may be; empty: nothing. Raises RequestError."""
@@ -73,7 +89,7 @@ class SchemaParts:
         bounds = {keyword: flat[keyword] for keyword in _KEYWORDS.get(family, ()) if keyword in flat}
         for keyword in _UNWRITTEN.get(family, ()):
             if keyword in flat and "enum" not in flat:
-                self.leaves_out(keyword)
+                self.leaves_out(keyword, flat[keyword])
         if "enum" not in flat:
             return kind, bounds
         judged = {key: value for key, value in flat.items() if key not in ("enum", "patterns")}
@@ -87,7 +103,7 @@ class SchemaParts:
         if not isinstance(schema, dict):
             return [] if schema is False else [{}]
         if depth > _MAX_DEPTH:
-            raise self._refusal("$ref")
+            raise self._refused("$ref", schema.get("$ref"))
         own = {key: value for key, value in schema.items() if key not in _COMBINED}
         if "const" in own:
             own["enum"] = [one for one in own.get("enum", [own["const"]]) if one == own["const"]]
@@ -96,26 +112,30 @@ class SchemaParts:
             own["patterns"] = [own.pop("pattern")]
         found: list[dict[str, Any]] = [own]
         required = [resolve(self._root, schema["$ref"])] if "$ref" in schema else []
-        choices = [self._flat(part, depth + 1) for part in (*required, *schema.get("allOf", ()))]
+        choices = [("$ref", self._flat(part, depth + 1)) for part in required]
+        choices += [("allOf", self._flat(part, depth + 1)) for part in schema.get("allOf", ())]
         choices += self._choices(schema, depth)
-        for parts in choices:
+        for keyword, parts in choices:
             if len(found) * len(parts) > MAX_ALTERNATIVES:
-                self.leaves_out("anyOf")
+                self.leaves_out(keyword, schema[keyword])
                 continue
-            merged = (self._merged(one, part) for one in found for part in parts)
+            try:
+                merged = [self._merged(one, part) for one in found for part in parts]
+            except _Unmerged:
+                raise self._refused(keyword, schema[keyword]) from None
             found = [one for one in merged if one is not None]
         return found
 
-    def _choices(self, schema: Mapping[str, Any], depth: int) -> list[list[dict[str, Any]]]:
+    def _choices(self, schema: Mapping[str, Any], depth: int) -> list[tuple[str, list[dict[str, Any]]]]:
         found = []
         for keyword in ("anyOf", "oneOf"):
             parts = [self._flat(part, depth + 1) for part in schema.get(keyword, ())]
             if keyword == "oneOf":
                 types = [name for part in parts for name in {name for flat in part for name in _types(flat)}]
                 if len(types) != len(set(types)) or {"integer", "number"} <= set(types):
-                    self.leaves_out(keyword)  # that no second part matches cannot be promised
+                    self.leaves_out(keyword, schema[keyword])  # that no second part matches cannot be promised
             if keyword in schema:
-                found.append([flat for part in parts for flat in part])
+                found.append((keyword, [flat for part in parts for flat in part]))
         return found
 
     def _merged(self, one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
@@ -136,9 +156,13 @@ class SchemaParts:
                 merged[key] = {**merged[key], **value, **both}
             elif key in _LEAST or key in _MOST:
                 merged[key] = (max if key in _LEAST else min)(merged[key], value)
-            else:
-                self.leaves_out("allOf")
+            elif self._strict:
+                raise _Unmerged
         return merged
+
+
+class _Unmerged(Exception):
+    """Two values of one keyword, both of which bind."""
 
 
 def _closed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -207,9 +207,12 @@ def bounded_text(bounds: dict[str, Any], parts: SchemaParts) -> list[str]:
         try:
             return text_patterns(kept)
         except NoPattern as error:
-            keyword = error.args[0]
-            parts.leaves_out(keyword)
-            kept.pop("patterns" if keyword == "pattern" else keyword)
+            keyword, *pattern = error.args
+            if pattern:
+                parts.leaves_out_pattern(pattern[0])
+                kept["patterns"] = [one for one in kept["patterns"] if one != pattern[0]]
+            else:
+                parts.leaves_out(keyword, kept.pop(keyword))
 
 
 def _any_of(words: Sequence[str]) -> str | None:

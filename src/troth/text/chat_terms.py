@@ -18,6 +18,7 @@ from troth.contracts.tools import ToolPolicy
 from troth.errors import CapabilityUnavailable
 from troth.text.call_pattern import Beside, CallPattern, answer_frame
 from troth.text.channels import CHANNELS
+from troth.text.grammar_parts import tool_field
 from troth.text.lark_words import PatternTokens
 from troth.text.thinking import thinking_variables
 from troth.text.tool_calls import ToolSet
@@ -107,19 +108,28 @@ class ChatTerms:
         effort = None if mode == "off" else thinking.effort
         return thinking_variables(capabilities, mode, effort=effort, param=thinking.param)
 
-    def require_served(self, capabilities: TemplateCapabilities) -> None:
+    def require_served(self, capabilities: TemplateCapabilities) -> tuple[str, ...]:
         """Check that this model can be offered the tools, and that they can be used.
+
+        Returns:
+            What of their schemas nobody checks, by the field.
 
         Raises:
             CapabilityUnavailable: its template was not proved to declare tools and to write calls.
             RequestError: a tool that cannot be used.
         """
         if not self.policy.tools:
-            return
+            return ()
         if not capabilities.tools:
             lacks = "declares no tools" if not capabilities.tool_declarations else "has no known way to write calls"
             raise CapabilityUnavailable("tools", f"this model's template {lacks}", param="tools")
-        ToolSet(self.policy.tools)
+        notices = ToolSet(self.policy.tools).notices
+        return tuple(
+            f"{tool_field(place)}: {notice}"
+            for place, tool in enumerate(self.policy.tools)
+            for notice in notices.get(tool.name, ())
+            if self.shown_tools
+        )
 
     def bound(self, grammar: Grammar | None, model: ChatModel, prompt_text: str, *, param: str) -> Grammar | None:
         """The grammar an answer must match: the caller's, or that of the calls it makes, or both; None: any text.

@@ -20,9 +20,12 @@ from troth.contracts.grammar import Grammar
 from troth.contracts.object_cache import ObjectCacheStatus
 from troth.errors import RequestError
 from troth.text.grammar_lark import choice_lark, read_lark
+from troth.text.grammar_parts import GrammarPart, parts_of
 from troth.text.grammar_schema import AnswerSchema, read_schema
 from troth.text.grammar_session import GrammarSession, TokenVocabulary
+from troth.text.grammar_start import GrammarStart, Matchers
 from troth.text.object_cache import BoundedObjects
+from troth.text.pattern_trial import suspects, takes_too_much
 
 JSON_SPACE: Final = r" |\r?\n[ \t]{0,32}"
 """White space between the parts of JSON: one space, or one line end with its indentation. A model cannot dawdle."""
@@ -31,6 +34,8 @@ MAX_CACHED: Final = 64
 """Compiled grammars kept."""
 GRAMMAR_BYTES: Final = 256 << 10
 """What one counts for: a few hundred kilobytes, which the compiler does not tell."""
+MAX_LEXER_STATES: Final = 50_000
+"""Of one compiled grammar, two thirds of a kilobyte each; hostile patterns make as many as there may be."""
 _STACK_BYTES: Final = 256 << 20
 """Address space, hardly touched. The compiler recurses: 10,000 chained references overflow the usual 8 MiB."""
 
@@ -65,8 +70,12 @@ class CompiledGrammar:
     not_enforced: tuple[str, ...]
     """Pointers of the schema's keywords that were left out."""
     _vocabulary: TokenVocabulary
-    _prototype: LLMatcher
-    _spaced: LLMatcher | None
+    _start: GrammarStart
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it must be compiled anew before another session starts."""
+        return self._start.is_spent
 
     def session(self, eos_ids: frozenset[int], begins_after: str = "") -> GrammarSession:
         """A fresh session.
@@ -75,8 +84,7 @@ class CompiledGrammar:
             eos_ids: Ids that end the answer; they may come where the grammar is satisfied, and nowhere else.
             begins_after: Text in the output after which the grammar begins; empty: at once.
         """
-        spaced = self._spaced.deep_copy() if self._spaced is not None else None
-        return GrammarSession(self._prototype.deep_copy(), self._vocabulary, eos_ids, begins_after, spaced)
+        return GrammarSession(self._start, self._vocabulary, eos_ids, begins_after)
 
 
 class GrammarCompiler:
@@ -117,6 +125,9 @@ class GrammarCompiler:
 
         with self._compiled.take_or_make(key, make) as lease:
             compiled: CompiledGrammar = lease.value
+        if compiled.is_spent:
+            with self._compiled.put(key, *make()) as lease:
+                compiled = lease.value
         return compiled
 
     def _compile(self, grammar: Grammar, takes_space: bool, param: str) -> CompiledGrammar:
@@ -126,15 +137,43 @@ class GrammarCompiler:
         source = _source_of(grammar, schema, param)
         if grammar.frame:
             source = _framed(source, "answer", grammar.frame, param)
-        prototype = self._matcher(source)
-        spaced = self._matcher(_framed(source, "spaced", _AFTER_SPACE, param)) if takes_space else None
-        for matcher in (prototype, spaced):
-            if matcher is not None and matcher.is_error():
-                raise self._refusal(grammar, schema, matcher, param)
+        parts = list(parts_of(grammar, schema, param))
+
+        def make() -> Matchers:
+            spaced = self._matcher(_framed(source, "spaced", _AFTER_SPACE, param)) if takes_space else None
+            return Matchers(self._matcher(source), spaced)
+
+        for part in parts:
+            error = part.contradiction(self._schema_fault)
+            if error is not None:
+                raise error
+        patterns = self._tried(grammar, parts, param)
+        start = GrammarStart(lambda: _in_a_roomy_thread(make, param), _advice(patterns))
+        for matcher in start.matchers.both:
+            if matcher.is_error():
+                raise self._refusal(parts, matcher, param)
         not_enforced = schema.not_enforced if schema is not None else ()
-        compiled = CompiledGrammar(not_enforced, self._ready_vocabulary(), prototype, spaced)
+        compiled = CompiledGrammar(not_enforced, self._ready_vocabulary(), start)
         self._require_an_answer(compiled, param)
         return compiled
+
+    def _tried(self, grammar: Grammar, parts: list[GrammarPart], param: str) -> list[tuple[str, str]]:
+        """The largest patterns, each with its place. Raises RequestError for one that a text can make too much work."""
+        if grammar.kind == "regex":
+            own = suspects([("", grammar.source)])
+            if own and self._takes_too_much(LLMatcher.grammar_from_regex(grammar.source), grammar.source):
+                raise RequestError(f"{param}: {_advice(own)}", param=param, code="invalid_grammar")
+            return own
+        found = suspects(((part, pointer), pattern) for part in parts for pointer, pattern in part.schema.patterns())
+        for (part, pointer), pattern in found:
+            source = _schema_source({"type": "string", "pattern": pattern}, strict=True)
+            if self._takes_too_much(source, pattern, '"'):
+                raise part.refusal(pointer, _advice([("", pattern)]))
+        return [(f"{part.param}{part.where} at {pointer}", pattern) for (part, pointer), pattern in found]
+
+    def _takes_too_much(self, source: str, pattern: str, opening: str = "") -> bool:
+        matcher = self._matcher(source)
+        return not matcher.is_error() and takes_too_much(matcher, self._ready_vocabulary().matched, pattern, opening)
 
     def _require_an_answer(self, compiled: CompiledGrammar, param: str) -> None:
         """References that lead round in a circle, and sets that do not meet, compile: no token could ever come."""
@@ -145,21 +184,23 @@ class GrammarCompiler:
 
     def _matcher(self, source: str) -> LLMatcher:
         # Of the default limits, those of one step are lower: 200 ms of a hostile one would be every row's.
-        limits = LLParserLimits(step_max_items=10_000, step_lexer_fuel=100_000, verbose_errors=False)
+        limits = LLParserLimits(
+            step_max_items=10_000, step_lexer_fuel=100_000, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
+        )
         return LLMatcher(self._ready_vocabulary().matched, source, log_level=0, limits=limits)
 
-    def _refusal(self, grammar: Grammar, schema: AnswerSchema | None, failed: LLMatcher, param: str) -> RequestError:
-        message, place = _sentence(failed.get_error()), ""
-        if schema is not None:
+    def _schema_fault(self, schema: Any, strict: bool) -> str | None:
+        """Why a schema does not compile by itself, or None."""
+        matcher = self._matcher(_schema_source(schema, strict=strict))
+        return _sentence(matcher.get_error()) if matcher.is_error() else None
 
-            def fault(one: Any) -> str | None:
-                matcher = self._matcher(_schema_source(one, strict=grammar.strict))
-                return _sentence(matcher.get_error()) if matcher.is_error() else None
-
-            pointer, inner = schema.fault_at(fault)
-            message, place = inner or message, f" at {pointer[:300]}"
-        code = "invalid_schema" if schema is not None else "invalid_grammar"
-        return RequestError(f"{param}: cannot be compiled{place}: {message}", param=param, code=code)
+    def _refusal(self, parts: list[GrammarPart], failed: LLMatcher, param: str) -> RequestError:
+        """The error for a grammar that does not compile: where a schema in it is at fault, by tool and pointer."""
+        error = next(filter(None, (part.fault(self._schema_fault) for part in parts)), None)
+        if error is not None:
+            return error
+        message = f"{param}: cannot be compiled: {_sentence(failed.get_error())}"
+        return RequestError(message, param=param, code="invalid_grammar")
 
     def _ready_vocabulary(self) -> TokenVocabulary:
         """The tokens as llguidance holds them, made when the first grammar comes: 0.3 s for 50,000 tokens."""
@@ -189,7 +230,11 @@ class _Vocabulary:
         self._tokens = tokens
 
     def __call__(self, text: str) -> list[int]:
-        """The usual spelling of a text in the middle of an answer, which forced tokens should have."""
+        """The usual spelling of a text in the middle of an answer, which forced tokens should have.
+
+        Of a long text that of its beginning: it is asked for at every token on the way.
+        """
+        text = text[:_MAX_SPELLED_CHARACTERS]
         try:
             first = self._encode(_NO_START)
             ids = self._encode(_NO_START + text)[len(first) :]
@@ -203,6 +248,7 @@ class _Vocabulary:
         return self._tokens.encode(text, add_special=False, parse_special=False)
 
 
+_MAX_SPELLED_CHARACTERS: Final = 512
 _NO_START: Final = "\x02"
 """Before a text, where a tokenizer that puts a space before the first word puts it. Nothing merges with it."""
 
@@ -242,6 +288,18 @@ def _framed(source: str, name: str, frame: str, param: str) -> str:
     inner, *others = json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
     outer = {"lark_grammar": read_lark(frame, settings=_spelled, param=param)}
     return json.dumps({"grammars": [outer, {**inner, "name": name}, *others]})
+
+
+def _advice(patterns: list[tuple[str, str]]) -> str:
+    """What to do about a grammar that takes too much work."""
+    if not patterns:
+        return "make the grammar simpler"
+    place, pattern = patterns[0]
+    at = f" ({place[:200]})" if place else ""
+    return (
+        f"the pattern {pattern[:120]!r}{at} takes too much work to follow; write it with fewer repetitions that can "
+        "match the same text"
+    )
 
 
 def _sentence(error: str) -> str:

@@ -13,16 +13,19 @@ from typing import Any, Final
 from troth.errors import RequestError
 from troth.text.grammar_schema import read_schema
 
+LOOSE: Final = "x-loose"
+"""Key of a schema of which what no grammar can promise is left out: that no second part of a ``oneOf`` matches."""
 # What may hold "%json" without meaning it: strings, regular expressions and comments.
 _PIECE: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<json>%json\b)')
 
 
-def read_lark(source: str, *, settings: Callable[[Any], Any], param: str) -> str:
+def read_lark(source: str, *, settings: Callable[..., Any], param: str) -> str:
     """The grammar with every ``%json`` schema in it bounded; its lines stay where they are.
 
     Args:
         source: As the caller wrote it.
-        settings: Adds to a schema how its JSON is spelled.
+        settings: Adds to a schema how its JSON is spelled, told whether it is ``strict``: one with the key ``LOOSE`` is
+            not.
         param: Where it stands in the request, for errors.
 
     Raises:
@@ -36,7 +39,8 @@ def read_lark(source: str, *, settings: Callable[[Any], Any], param: str) -> str
         if match["json"]:
             text, done = _schema_text(source, done, param)
             where = f", line {_line(source, match.start())}"
-            schema = settings(read_schema(text, strict=True, param=param, where=where).schema)
+            schema = read_schema(text, strict=True, param=param, where=where).schema
+            schema = settings(schema, strict=LOOSE not in json.loads(text))
             # JSON may hold line ends, a rule may not: errors after it must still name the right line.
             pieces.append(f" {json.dumps(schema)[:-1]}{chr(10) * text.count(chr(10))}}}")
     return "".join(pieces) + source[done:]

@@ -7,7 +7,7 @@ JSON Schema 2020-12 as llguidance turns it into a grammar. Refuses to know token
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from math import lcm
@@ -15,6 +15,21 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from troth.errors import RequestError
+from troth.text.schema_places import (
+    SCHEMA_LISTS,
+    SCHEMA_MAPS,
+    SCHEMAS,
+    escaped,
+    moved,
+    parts_in,
+    reference_to,
+    schemas_in,
+    shown,
+    with_places,
+    with_true,
+)
+from troth.text.schema_values import is_endless
+from troth.text.tool_formats.coercion import resolve
 
 MAX_NODES: Final = 10_000
 MAX_DEPTH: Final = 64
@@ -34,14 +49,11 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_SCHEMAS: Final = _words("additionalProperties items")
-_SCHEMA_LISTS: Final = _words("allOf anyOf oneOf prefixItems")
-_SCHEMA_MAPS: Final = _words("properties patternProperties $defs definitions")
 _VALUES: Final = _words(
     "type enum const required minProperties maxProperties minItems maxItems minLength maxLength pattern format "
     "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf $ref"
 )
-_ENFORCED: Final = _SCHEMAS | _SCHEMA_LISTS | _SCHEMA_MAPS | _VALUES
+_ENFORCED: Final = SCHEMAS | SCHEMA_LISTS | SCHEMA_MAPS | _VALUES
 _ANNOTATIONS: Final = _words(
     "title description default example examples deprecated readOnly writeOnly contentEncoding contentMediaType "
     "contentSchema discriminator $schema $id $anchor $comment $vocabulary"
@@ -59,30 +71,55 @@ class AnswerSchema:
     not_enforced: tuple[str, ...] = ()
     """Pointers of the keywords that were left out: ``#/properties/a/not``."""
 
+    def patterns(self) -> Iterator[tuple[str, str]]:
+        """Every regular expression in it, with its pointer."""
+        for pointer, schema in schemas_in(self.schema):
+            if "pattern" in schema:
+                yield f"{pointer}/pattern", schema["pattern"]
+            for pattern in schema.get("patternProperties", ()):
+                yield f"{pointer}/patternProperties/{escaped(pattern)}", pattern
+
     def fault_at(self, fault: Callable[[Any], str | None]) -> tuple[str, str | None]:
         """The innermost part that cannot be compiled by itself: its pointer, and why.
 
         Args:
             fault: Why a whole schema does not compile, or None.
         """
-        pointer, message, schema = "#", fault(self.schema), self.schema
-        whole = _moved(self.schema)
-        num_trials, found = 0, True
+        # References still lead where they did when it stands elsewhere.
+        whole = moved(self.schema, lambda reference: f"#/$defs/whole{reference[1:]}")
+        num_trials = 0
+
+        def fault_of(place: str, changed: Any = whole) -> str | None:
+            nonlocal num_trials
+            num_trials += 1
+            return fault({"$defs": {"whole": changed}, "$ref": reference_to(f"#/$defs/whole{place[1:]}")})
+
+        pointer, message, schema, found = "#", fault_of("#"), self.schema, True
+        seen = set[str]()
         while found:
             found = False
-            for step, part in _parts(schema):
-                num_trials += 1
-                if num_trials > MAX_TRIALS:
-                    return pointer, message
-                inner = fault({"$defs": {"whole": whole}, "$ref": f"#/$defs/whole{pointer[1:]}{step}"})
-                if inner is not None:
+            for step, part in parts_in(schema):
+                if num_trials >= MAX_TRIALS:
+                    return shown(pointer), message
+                inner = fault_of(pointer + step)
+                # A part without a value may be meant: what is forbidden is written like that.
+                if inner is not None and (
+                    inner == message or fault_of(pointer, with_true(whole, pointer + step)) != message
+                ):
                     pointer, message, schema, found = pointer + step, inner, part, True
                     break
-        return pointer, message
+            if not found and isinstance(schema, dict) and "$ref" in schema:
+                place = unquote(schema["$ref"])
+                if place not in seen and fault_of(place) is not None:
+                    pointer, schema, found = place, resolve(self.schema, place), True
+                    seen.add(place)
+        return shown(pointer), message
 
 
 def read_schema(source: str, *, strict: bool, param: str, where: str = "") -> AnswerSchema:
     """Read a schema.
+
+    What is left out may hold schemas that others refer to; these stand in ``$defs`` under the pointer they had.
 
     Args:
         source: JSON text.
@@ -91,7 +128,8 @@ def read_schema(source: str, *, strict: bool, param: str, where: str = "") -> An
         where: Place inside that field, for their messages.
 
     Raises:
-        RequestError: no JSON, too large or deep, a keyword of the wrong type, a reference that leads out or nowhere.
+        RequestError: no JSON, too large or deep, a keyword of the wrong type, a reference that leads out, nowhere or
+            round in a circle.
     """
     reader = _Reader(strict, param, where)
     try:
@@ -114,13 +152,40 @@ class _Reader:
         self._places: set[str] = set()
         self._references: list[tuple[str, str]] = []
         """Pointers of references, with the places they lead to."""
+        self._applied: dict[str, list[str]] = {}
+        """The places of schemas that a value at another's must match as well, or may."""
 
     def read(self, schema: Any) -> AnswerSchema:
-        kept = self._read(schema, "#", 0)
-        for pointer, place in self._references:
-            if place not in self._places:
+        kept, beside = self._read(schema, "#", 0), dict[str, Any]()
+        for pointer, place in self._references:  # grows by those inside what they lead to
+            if place in self._places:
+                continue
+            part = None if self._strict else resolve(schema, place)
+            if not isinstance(part, dict | bool):
                 raise self.refusal(f"leads to {place[:100]!r}, where no schema is", pointer)
+            beside[place] = self._read(part, place, 0)
+        self._refuse_circles()
+        kept = with_places(kept, beside) if beside else kept
+        if is_endless(kept):
+            raise self.refusal("asks of every value to hold another of its kind, without end", "#")
         return AnswerSchema(kept, tuple(self._not_enforced))
+
+    def _refuse_circles(self) -> None:
+        """No part may lead to itself without going into the value: no value would ever be found for it."""
+        done, path = set[str](), dict[str, None]()
+        for root in self._applied:
+            waiting = [root]
+            while waiting:
+                place = waiting.pop()
+                if place in path:  # all it leads to was looked at
+                    del path[place]
+                    done.add(place)
+                elif place not in done:
+                    path[place] = None
+                    following = self._applied.get(place, ())
+                    if any(one in path for one in following):
+                        raise self.refusal("leads round in a circle", place)
+                    waiting += [place, *following]
 
     def refusal(self, message: str, pointer: str = "") -> RequestError:
         place = f" at {pointer[:300]}:" if pointer else ""
@@ -143,10 +208,15 @@ class _Reader:
         if not isinstance(schema, dict):
             raise self.refusal("must be a schema, an object or a boolean", pointer)
         self._count_optional(schema, pointer)
+        self._applied[pointer] = [
+            f"{pointer}/{keyword}/{i}"
+            for keyword in ("allOf", "anyOf", "oneOf")
+            for i in range(len(schema[keyword]) if isinstance(schema.get(keyword), list) else 0)
+        ]
         return {
-            keyword: self._read_value(keyword, value, f"{pointer}/{_escaped(keyword)}", depth)
+            keyword: self._read_value(keyword, value, f"{pointer}/{escaped(keyword)}", depth)
             for keyword, value in schema.items()
-            if self._keeps(keyword, value, f"{pointer}/{_escaped(keyword)}")
+            if self._keeps(keyword, value, f"{pointer}/{escaped(keyword)}")
         }
 
     def _count_optional(self, schema: dict[str, Any], pointer: str) -> None:
@@ -194,13 +264,13 @@ class _Reader:
         return True
 
     def _read_value(self, keyword: str, value: Any, pointer: str, depth: int) -> Any:
-        if keyword in _SCHEMAS:
+        if keyword in SCHEMAS:
             return self._read(value, pointer, depth + 1)
-        if keyword in _SCHEMA_LISTS:
+        if keyword in SCHEMA_LISTS:
             if not isinstance(value, list) or not value:
                 raise self.refusal("must be an array of schemas, and not empty", pointer)
             return [self._read(part, f"{pointer}/{i}", depth + 1) for i, part in enumerate(value)]
-        if keyword in _SCHEMA_MAPS:
+        if keyword in SCHEMA_MAPS:
             return self._read_map(keyword, value, pointer, depth)
         self._check(keyword, value, pointer)
         return value
@@ -212,7 +282,7 @@ class _Reader:
             self._num_properties += len(value)
             if self._num_properties > MAX_PROPERTIES:
                 raise self.refusal(f"has more than {MAX_PROPERTIES} properties", pointer)
-        return {name: self._read(part, f"{pointer}/{_escaped(name)}", depth + 1) for name, part in value.items()}
+        return {name: self._read(part, f"{pointer}/{escaped(name)}", depth + 1) for name, part in value.items()}
 
     def _check(self, keyword: str, value: Any, pointer: str) -> None:
         match keyword:
@@ -235,38 +305,7 @@ class _Reader:
                 if not isinstance(value, str) or (value != "#" and not value.startswith("#/")):
                     raise self.refusal("must be a place inside the schema (#/..)", pointer)
                 self._references.append((pointer, unquote(value)))
-
-
-def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas directly inside one, with the rest of their pointers."""
-    for keyword, value in schema.items() if isinstance(schema, Mapping) else ():
-        if keyword in _SCHEMAS:
-            yield f"/{keyword}", value
-        elif keyword in _SCHEMA_LISTS:
-            yield from ((f"/{keyword}/{i}", part) for i, part in enumerate(value))
-        elif keyword in _SCHEMA_MAPS:
-            yield from ((f"/{keyword}/{_escaped(name)}", part) for name, part in value.items())
-
-
-def _moved(schema: Any) -> Any:
-    """A schema whose references still lead where they did when it stands at ``#/$defs/whole`` of another."""
-    if not isinstance(schema, dict):
-        return schema
-    moved = dict(schema)
-    for keyword, value in schema.items():
-        if keyword == "$ref":
-            moved[keyword] = f"#/$defs/whole{value[1:]}"
-        elif keyword in _SCHEMAS:
-            moved[keyword] = _moved(value)
-        elif keyword in _SCHEMA_LISTS:
-            moved[keyword] = [_moved(part) for part in value]
-        elif keyword in _SCHEMA_MAPS:
-            moved[keyword] = {name: _moved(part) for name, part in value.items()}
-    return moved
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
+                self._applied[pointer.removesuffix("/$ref")].append(unquote(value))
 
 
 def _refuse_constant(name: str) -> Any:

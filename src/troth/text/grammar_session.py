@@ -9,10 +9,16 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from troth.text.grammar_start import GrammarStart
+from troth.text.pattern_trial import is_exhausted, is_exhausted_by
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+MAX_RENEWALS: Final = 16
+"""Times that one answer may have its matchers made anew: some hundredths of a second each."""
 
 
 class TokenText(Protocol):
@@ -47,24 +53,20 @@ class GrammarSession:
     """The tokens of one answer so far, and what may follow them.
 
     Args:
-        matcher: at the start of the grammar; from now on only this session's.
+        start: of the grammar.
         vocabulary: whose tokens it knows.
         eos_ids: ids that end the answer.
         begins_after: text in the output after which the grammar begins; empty: at once.
-        spaced: the same grammar after a space, which readers of such a vocabulary do not see at the start of an answer;
-            None: every space is seen.
     """
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        start: GrammarStart,
         vocabulary: TokenVocabulary,
         eos_ids: frozenset[int],
         begins_after: str = "",
-        spaced: LLMatcher | None = None,
     ) -> None:
-        self._plain = self._matcher = matcher
-        self._spaced = None if begins_after else spaced
+        self._start = start
         self._vocabulary = vocabulary
         self._eos_ids = sorted(token_id for token_id in eos_ids if 0 <= token_id < vocabulary.size)
         self._marker = begins_after.encode()
@@ -76,6 +78,13 @@ class GrammarSession:
         self._seen = b""
         """The last bytes before the grammar began, in which its marker may have begun."""
         self._ended = False
+        self._num_renewals = 0
+        self._renewed_at: int | None = None
+        """Tokens taken in when the matchers were made anew, until these gave a mask: doing so once more is no use."""
+        self._renewing = False
+        self._origin = start.matchers
+        self._plain, self._spaced = self._copies()
+        self._matcher = self._plain
         self.begun = not self._marker
         """Whether the grammar binds the tokens to come."""
         self.fault: str | None = None
@@ -151,10 +160,7 @@ class GrammarSession:
         kept = self._token_ids[: len(self._token_ids) - num_tokens]
         if len(kept) < self._num_before:
             self._plain.reset()
-            self._token_ids, self._num_before, self._num_after, self._seen = [], 0, 0, b""
-            self.begun, self._ended = False, False
-            for token_id in kept:
-                self.advance(token_id)
+            self._take_again(kept)
             return
         self._token_ids = kept
         self._matcher.rollback(max(0, num_tokens - self._num_after))
@@ -169,7 +175,45 @@ class GrammarSession:
             return []
         if self._spaced is not None and not self._token_ids:
             return []  # the answer may begin in two ways
-        return list(self._matcher.compute_ff_tokens())
+        forced = list(self._matcher.compute_ff_tokens())
+        if self._matcher.is_error():
+            if not self._start_over():
+                self._fail(self._matcher.get_error())
+            return []
+        return forced
+
+    def _copies(self) -> tuple[LLMatcher, LLMatcher | None]:
+        """Matchers of its own at the start, the second after a space that readers do not see."""
+        copies = self._origin.copies()
+        return copies.plain, None if self._marker else copies.spaced
+
+    def _take_again(self, token_ids: list[int]) -> None:
+        """Take tokens in from the start."""
+        self._token_ids, self._num_before, self._num_after, self._seen = [], 0, 0, b""
+        self.begun, self._ended = not self._marker, False
+        for token_id in token_ids:
+            self.advance(token_id)
+
+    def _start_over(self) -> bool:
+        """Get to this place once more, by a lexer that nobody filled; False: that does not help."""
+        matchers = [self._matcher, *([self._spaced] if self._spaced is not None else [])]
+        if (
+            not any(map(is_exhausted, matchers))
+            or self._renewing
+            or self._renewed_at == self.num_tokens
+            or self._num_renewals == MAX_RENEWALS
+        ):
+            return False
+        fresh = self._start.renewed(self._origin)
+        if fresh is None:
+            return False
+        self._renewed_at, self._num_renewals, self._renewing = self.num_tokens, self._num_renewals + 1, True
+        self._origin = fresh
+        self._plain, self._spaced = self._copies()
+        self._matcher = self._plain
+        self._take_again(self._token_ids)
+        self._renewing = False
+        return self.fault is None
 
     def _bits(self) -> int | None:
         """The mask as an integer, the grammar's own end included; None: a fault."""
@@ -177,11 +221,15 @@ class GrammarSession:
         if self._spaced is not None and not self._token_ids:
             matchers.append(self._spaced)
         found = [int.from_bytes(matcher.compute_bitmask(), "little") for matcher in matchers]
-        for matcher in matchers:
-            if matcher.is_error():
-                self._fail(matcher.get_error())
-                return None
-        return found[0] if len(found) == 1 else found[0] & ~self._vocabulary.spaced | found[1]
+        failed = next((matcher for matcher in matchers if matcher.is_error()), None)
+        if failed is None:
+            self._renewed_at = None
+            return found[0] if len(found) == 1 else found[0] & ~self._vocabulary.spaced | found[1]
+        if self._start_over():
+            return self._bits()
+        if self.fault is None:
+            self._fail(failed.get_error())
+        return None
 
     def _match(self, token_id: int) -> None:
         if self._ended or self._matcher.is_stopped():
@@ -193,7 +241,9 @@ class GrammarSession:
             else:
                 self._fail("an end came too early")
         elif not self._matcher.consume_token(token_id):
-            self._fail(self._matcher.get_error())
+            failed = self._matcher
+            if not self._start_over() and self.fault is None:
+                self._fail(failed.get_error())
 
     def _look_for_marker(self, token_id: int) -> None:
         seen = self._seen + self._vocabulary.tokens.token_bytes(token_id)
@@ -208,8 +258,11 @@ class GrammarSession:
             self._fail(self._matcher.get_error())
 
     def _fail(self, error: str) -> None:
+        place = f"after {self.num_tokens} tokens" if self._token_ids else "at the start of an answer"
+        if is_exhausted_by(error):
+            self.fault = f"the grammar cannot be followed {place}: {self._start.advice}"
+            return
         reason = error.partition("<")[0].strip()[:200]
         if reason.startswith("NoExtension"):
             reason = ""  # says no more than the sentence
-        place = f"after {self.num_tokens} tokens" if self._token_ids else "at the start of an answer"
         self.fault = f"the grammar lets no token of this model follow {place}{f': {reason}' if reason else ''}"

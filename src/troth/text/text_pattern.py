@@ -53,7 +53,7 @@ class NoPattern(ValueError):
 def text_patterns(schema: Mapping[str, Any]) -> list[str]:
     """Regular expressions that a text of a string schema matches, each as a whole; none: it may be any text.
 
-    Raises NoPattern with the keyword that cannot be written.
+    Raises NoPattern with the keyword that cannot be written, and the pattern where it is one.
     """
     patterns = []
     least, most = schema.get("minLength", 0), schema.get("maxLength")
@@ -62,7 +62,10 @@ def text_patterns(schema: Mapping[str, Any]) -> list[str]:
             raise NoPattern("maxLength" if (most or 0) > MAX_LENGTH else "minLength")
         patterns.append(rf"(.|\n){{{int(least)},{'' if most is None else int(most)}}}")
     for pattern in schema.get("patterns", ()):
-        patterns.append(_whole(pattern))
+        try:
+            patterns.append(_whole(pattern))
+        except NoPattern:
+            raise NoPattern("pattern", pattern) from None
     if "format" in schema:
         if schema["format"] not in FORMATS:
             raise NoPattern("format")

@@ -41,12 +41,10 @@ class ToolSet:
         num_parts = 0
         for place, tool in enumerate(tools):
             if not tool.name:
-                raise RequestError("a tool needs a name", param=f"tools[{place}].name")
+                raise RequestError("a tool needs a name", param=f"tools[{place}].function.name")
             if tool.name in self._schemas:
-                raise RequestError(f"two tools are called {tool.name!r}", param=f"tools[{place}].name")
-            schema = True if tool.parameters is None else tool.parameters
-            param = f"tools[{place}].parameters"
-            compiled = self._schemas[tool.name] = _compiled(schema, param, strict_keywords)
+                raise RequestError(f"two tools are called {tool.name!r}", param=f"tools[{place}].function.name")
+            compiled = self._schemas[tool.name] = _schema_of(tool, place, strict_keywords)
             num_parts += compiled.num_parts
             if num_parts > MAX_PARTS:
                 raise RequestError(f"the schemas of the tools have more than {MAX_PARTS} parts together", param="tools")
@@ -89,6 +87,16 @@ class ToolSet:
         if fault is None:
             return None
         return ToolError(reason="arguments_invalid", message=fault[1], name=name, pointer=fault[0])
+
+
+def _schema_of(tool: ToolSpec, place: int, strict_keywords: bool) -> ToolSchema:
+    param = f"tools[{place}].function.parameters"
+    try:
+        compiled = _compiled(True if tool.parameters is None else tool.parameters, param, strict_keywords)
+        compiled.require_objects()
+    except RequestError as error:
+        raise RequestError(f"{param} of {json.dumps(tool.name[:64])}: {error}", param=param, code=error.code) from None
+    return compiled
 
 
 def _compiled(schema: Any, param: str, strict_keywords: bool) -> ToolSchema:

@@ -20,7 +20,8 @@ from referencing.exceptions import Unresolvable
 
 from troth.errors import RequestError
 from troth.text.linear_pattern import LinearPattern, PatternError
-from troth.text.tool_formats.coercion import resolve
+from troth.text.schema_places import escaped
+from troth.text.tool_formats.coercion import Types, resolve, types_at
 
 MAX_SCHEMA_NODES: Final = 4096
 MAX_SCHEMA_DEPTH: Final = 64
@@ -46,6 +47,8 @@ _PLAIN: Final = frozenset(
     | {"contentMediaType", "$schema", "$id", "$anchor", "$comment", "$ref", "$vocabulary"}
 )
 _KEYWORDS: Final = _SUBSCHEMA | _SUBSCHEMA_LISTS | _SUBSCHEMA_MAPS | _PLAIN
+_OF_TYPES: Final = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref")
+"""Keywords that say of which types a value may be."""
 _MAX_STEPS: Final = 100_000
 """Keywords applied in one validation, about a second; alternatives of alternatives need any number."""
 _work = threading.local()
@@ -217,29 +220,50 @@ class ToolSchema:
         pointer = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in error.absolute_path)
         return pointer, error.message[:500]
 
-    def _refusal(self, message: str) -> RequestError:
-        return RequestError(f"the schema {message}", param=self._param, code="invalid_schema")
+    def _refusal(self, message: str, pointer: str = "#") -> RequestError:
+        place = f" at {pointer[:300]}" if pointer != "#" else ""
+        return RequestError(f"the schema{place} {message}", param=self._param, code="invalid_schema")
+
+    def require_objects(self) -> None:
+        """Raise RequestError where the schema plainly allows no object, so that no arguments are ever valid."""
+        pointer = "#"
+        if isinstance(self.schema, Mapping):
+            if "object" not in types_at(self.schema, ()):
+                pointers = (f"#/{one}" for one in _OF_TYPES if "object" not in self._types_by(one))
+                pointer = next(pointers, "#")
+            elif "not" in self.schema and _takes_every_object(self.schema["not"]):
+                pointer = "#/not"
+            else:
+                return
+        if self.schema is not True:
+            raise self._refusal("allows no object, which the arguments of a call are", pointer)
+
+    def _types_by(self, keyword: str) -> Types:
+        """The types that one keyword of the schema leaves."""
+        others = {name: value for name, value in self.schema.items() if name == keyword or name not in _OF_TYPES}
+        return types_at(others, ())
 
     def _inspect(self, strict_keywords: bool) -> int:
         """Look at every part; how many there are."""
-        waiting: list[tuple[Any, int]] = [(self.schema, 0)]
+        waiting: list[tuple[Any, str, int]] = [(self.schema, "#", 0)]
         num_nodes, unknown, used = 0, set[str](), set[str]()
         while waiting:
-            schema, depth = waiting.pop()
+            schema, pointer, depth = waiting.pop()
             num_nodes += 1
             if num_nodes > MAX_SCHEMA_NODES:
                 raise self._refusal(f"has more than {MAX_SCHEMA_NODES} parts")
             if depth > MAX_SCHEMA_DEPTH:
-                raise self._refusal(f"is nested deeper than {MAX_SCHEMA_DEPTH}")
+                raise self._refusal(f"is nested deeper than {MAX_SCHEMA_DEPTH}", pointer)
             error = best_match(_ONE_SCHEMA.iter_errors(schema))
             if error is not None:
-                raise self._refusal(f"is not a JSON Schema: {error.message[:200]}")
+                within = "".join(f"/{escaped(str(part))}" for part in error.absolute_path)
+                raise self._refusal(f"is not a JSON Schema: {error.message[:200]}", pointer + within)
             if isinstance(schema, Mapping):
                 unknown |= {key for key in schema if key not in _KEYWORDS and not str(key).startswith("x-")}
                 used |= schema.keys()
-                self._inspect_plain(schema)
+                self._inspect_plain(schema, pointer)
                 unknown |= {f"pattern {pattern[:80]!r}" for pattern in _patterns(schema) if not _compiled(pattern)}
-                waiting += ((part, depth + 1) for _, part in _parts(schema))
+                waiting += ((part, f"{pointer}/{step}", depth + 1) for step, part in _parts(schema))
         if {"unevaluatedProperties", "patternProperties"} <= used:
             raise self._refusal("has both unevaluatedProperties and patternProperties, which cannot be checked safely")
         if unknown and strict_keywords:
@@ -247,32 +271,34 @@ class ToolSchema:
         self.notices = tuple(sorted(unknown))
         return num_nodes
 
-    def _inspect_plain(self, schema: Mapping[str, Any]) -> None:
+    def _inspect_plain(self, schema: Mapping[str, Any], pointer: str) -> None:
         enum = schema.get("enum")
         if isinstance(enum, list) and len(enum) > MAX_ENUM:
-            raise self._refusal(f"has an enum of {len(enum)} values; {MAX_ENUM} are allowed")
+            raise self._refusal(f"has an enum of {len(enum)} values; {MAX_ENUM} are allowed", pointer)
         for keyword in ("$dynamicRef", "$recursiveRef"):
             if keyword in schema:
-                raise self._refusal(f"uses {keyword}; only local $ref is supported")
+                raise self._refusal(f"uses {keyword}; only local $ref is supported", pointer)
         reference = schema.get("$ref")
         if isinstance(reference, str) and resolve(self.schema, reference) is None:
-            raise self._refusal(f"refers to {reference[:100]!r}; only places inside it (#/..) can be referred to")
+            raise self._refusal(
+                f"refers to {reference[:100]!r}; only places inside it (#/..) can be referred to", f"{pointer}/$ref"
+            )
 
     def _refuse_circles(self) -> None:
         """No part may lead to itself without going into the instance: checking it would never end."""
         state: dict[int, Literal["open", "done"]] = {}
-        for root in list(_walk(self.schema)):
+        for pointer, root in list(_walk(self.schema)):
             stack: list[tuple[Any, bool]] = [(root, False)]
             while stack:
                 schema, leaving = stack.pop()
                 if leaving:
                     state[id(schema)] = "done"
                 elif state.get(id(schema)) == "open":
-                    raise self._refusal("has a $ref that leads round in a circle")
+                    raise self._refusal("has a $ref that leads round in a circle", pointer)
                 elif id(schema) not in state and isinstance(schema, Mapping):
                     state[id(schema)] = "open"
                     stack.append((schema, True))
-                    stack += ((part, False) for keyword, part in _parts(schema) if keyword in _IN_PLACE)
+                    stack += ((part, False) for step, part in _parts(schema) if step.partition("/")[0] in _IN_PLACE)
                     if isinstance(schema.get("$ref"), str):
                         stack.append((resolve(self.schema, schema["$ref"]), False))
 
@@ -285,23 +311,29 @@ def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keywords with the schemas inside them."""
+    """The schemas directly inside one, each with the rest of its pointer, which begins with a keyword."""
     for keyword, value in schema.items():
         if keyword in _SUBSCHEMA:
             yield keyword, value
         elif keyword in _SUBSCHEMA_LISTS and isinstance(value, list):
-            yield from ((keyword, part) for part in value)
+            yield from ((f"{keyword}/{place}", part) for place, part in enumerate(value))
         elif keyword in _SUBSCHEMA_MAPS and isinstance(value, Mapping):
-            yield from ((keyword, part) for part in value.values())
+            yield from ((f"{keyword}/{escaped(str(name))}", part) for name, part in value.items())
 
 
-def _walk(schema: Any) -> Iterator[Any]:
-    waiting = [schema]
+def _walk(schema: Any) -> Iterator[tuple[str, Any]]:
+    waiting = [("#", schema)]
     while waiting:
-        part = waiting.pop()
+        pointer, part = waiting.pop()
         if isinstance(part, Mapping):
-            yield part
-            waiting += (inner for _, inner in _parts(part))
+            yield pointer, part
+            waiting += ((f"{pointer}/{step}", inner) for step, inner in _parts(part))
+
+
+def _takes_every_object(schema: Any) -> bool:
+    return schema is True or (
+        isinstance(schema, Mapping) and schema.keys() <= {"type"} and "object" in types_at(schema, ())
+    )
 
 
 def _oversize(arguments: Any) -> str | None:

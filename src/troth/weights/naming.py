@@ -72,6 +72,30 @@ GGUF_NAMING: Final[Mapping[str, GgufNaming]] = {
     "qwen2": GgufNaming(outer=_OUTER, block=_PRE_NORMS | _ATTENTION | _MLP, interleaved={}),
     "qwen3": GgufNaming(outer=_OUTER, block=_PRE_NORMS | _ATTENTION | _QK_NORM | _MLP, interleaved={}),
     # The norm behind the last layer is named after the embedding by both.
+    "lfm2": GgufNaming(
+        outer={
+            "token_embd": "model.embed_tokens",
+            "token_embd_norm": "model.embedding_norm",
+            "output": "lm_head",
+        },
+        block={
+            "attn_norm": "operator_norm",
+            "attn_q": "self_attn.q_proj",
+            "attn_k": "self_attn.k_proj",
+            "attn_v": "self_attn.v_proj",
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "shortconv.conv": "conv.conv",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.out_proj": "conv.out_proj",
+            "ffn_norm": "ffn_norm",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+        },
+        interleaved={},
+    ),
     "gemma3": GgufNaming(outer=_OUTER, block=_FOUR_NORMS | _ATTENTION | _QK_NORM | _MLP, interleaved={}),
 }
 """general.architecture -> names."""

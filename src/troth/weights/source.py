@@ -14,7 +14,9 @@ from typing import NoReturn, Protocol
 from torch import Tensor
 
 from troth.artifact.artifact import Artifact
+from troth.config.options import Weights
 from troth.errors import ModelLoadError
+from troth.weights.fp8 import Fp8Tensor, is_rounded
 from troth.weights.gguf import GgufStore
 from troth.weights.quantized import QuantTensor
 from troth.weights.safetensors import SafetensorsStore
@@ -60,16 +62,17 @@ class WeightSource:
 
     Tensors are views of the mapped files wherever the file holds what the model wants; do not write to
     them. They stay valid after this object is gone. ``shape`` is what the model expects; another one is an
-    error that names both.
+    error that names both. ``weights`` says in what form matrices of layers are wanted, if not as they are stored.
 
     Raises:
         ModelLoadError: from every method that hands out a tensor: it is missing, or not of the kind asked
         for.
     """
 
-    def __init__(self, artifact: Artifact, progress: Progress | None = None) -> None:
+    def __init__(self, artifact: Artifact, progress: Progress | None = None, weights: Weights | None = None) -> None:
         self._store = _open(artifact)
         self._progress = progress
+        self._weights = weights
         self._used: set[str] = set()
         self._num_done_bytes = 0
         self.total_bytes = sum(tensor.num_bytes for tensor in self._store.tensors.values())
@@ -87,11 +90,15 @@ class WeightSource:
         """As ``tensor``, or None when there is no such tensor."""
         return self.tensor(name, shape=shape) if self.has(name) else None
 
-    def linear(self, name: str, *, shape: tuple[int, int] | None = None) -> Tensor | QuantTensor:
-        """A matrix (O, I) as stored: float [O, I] or quantised blocks."""
+    def linear(self, name: str, *, shape: tuple[int, int] | None = None) -> Tensor | QuantTensor | Fp8Tensor:
+        """A matrix (O, I) as stored: float [O, I] or quantised blocks; or one that is to be rounded."""
         value = self._take(name, shape)
         if isinstance(value, Tensor) and (value.dim() != 2 or not value.is_floating_point()):
             self._fail(name, f"is {value.dtype} of shape {tuple(value.shape)}, not a matrix of floats")
+        if self._weights == "fp8" and is_rounded(name):
+            if isinstance(value, QuantTensor):
+                self._fail(name, f"is {value.ggml_type.name} already; leave out weights fp8")
+            return Fp8Tensor(value)
         return value
 
     def norm(self, name: str, *, zero_centred: bool = False, shape: tuple[int] | None = None) -> Tensor:

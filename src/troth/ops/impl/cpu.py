@@ -5,7 +5,8 @@ Owns the thread pool of each thread that calls, and the tape that its calls go t
 
 A *tape* keeps the operations of one step so that the same step can run again with other contents in the same buffers: a
 decode step then costs Python one call instead of hundreds. Only ops of this provider are kept, which is why a recorded
-step must be proved against an ordinary one (``run/recorded.py``).
+step must be proved against an ordinary one (``run/recorded.py``); what PyTorch computed in between is known as well,
+so that the proof can spoil it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from troth.artifact.ggml_types import GgmlType
 from troth.errors import OptionError
@@ -39,7 +42,7 @@ FORMATS: Final = {
     GgmlType.Q6_K: 7,
 }
 """Quantised formats the kernels pack, by their number in ``csrc/arguments.h``."""
-INTERFACE: Final = 5
+INTERFACE: Final = 6
 """Which extension these modules speak to; ``csrc/module.cpp`` says which one it is."""
 DENSE_FORMATS: Final = {torch.float32: 8, torch.float16: 9, torch.bfloat16: 10}
 PACKED_GROWTH: Final = 1.03
@@ -54,18 +57,34 @@ class Tape:
     """Recorded operations, and the tensors whose addresses they hold."""
 
     def __init__(self, device: Device) -> None:
-        self.operations = _module().Tape(device, keep=True)
+        self._device = device
         self._kept: list[Any] = []
         self._results: list[Tensor] = []
+        self._calls: list[Callable[[], None]] = []
+        self._runs: list[Operations] = [self._new_run()]
+        """Operations before the first of the calls, between it and the second, and so on."""
+
+    @property
+    def operations(self) -> Operations:
+        """Where the next operation goes."""
+        return self._runs[-1]
 
     def keep(self, arguments: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
         """Keep what an operation reads and what it writes as long as the tape."""
         self._kept.extend(arguments)
         self._results.extend(results)
 
+    def call(self, compute: Callable[[], None]) -> None:
+        """Keep code that is called at this place whenever the tape runs."""
+        self._calls.append(compute)
+        self._runs.append(self._new_run())
+
     def run(self) -> None:
         """Run every recorded operation again, in order, on what the buffers hold now."""
-        self.operations.run()
+        self._runs[0].run()
+        for compute, operations in zip(self._calls, self._runs[1:], strict=True):
+            compute()
+            operations.run()
 
     def spoil(self) -> None:
         """Fill every result with NaN: what the tape does not compute itself will show."""
@@ -73,7 +92,39 @@ class Tape:
             result.fill_(float("nan"))
 
     def __len__(self) -> int:
-        return len(self.operations)
+        return len(self._calls) + sum(map(len, self._runs))
+
+    def _new_run(self) -> Operations:
+        made: Operations = _module().Tape(self._device, keep=True)
+        return made
+
+
+class _Unrecorded(TorchDispatchMode):
+    """Notes what PyTorch computes while a tape is recorded: numbers that stay as they are when the tape runs again."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if _state.tape is self._tape:
+            given = {_address(tensor) for tensor in _tensors((args, kwargs))}
+            # Constants may stay. Views and what is written in place belong to whoever made it, or to a cache.
+            if given or func.name().startswith("aten::empty"):
+                made = [tensor for tensor in _tensors(result) if _address(tensor) not in given]
+                self._tape.keep((), tuple(tensor for tensor in made if tensor.is_floating_point()))
+        return result
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 class _State(threading.local):
@@ -155,9 +206,30 @@ def recording() -> Iterator[Tape]:
     assert _state.tape is None, "a tape is being recorded already"
     _state.tape = tape
     try:
-        yield tape
+        with _Unrecorded(tape):
+            yield tape
     finally:
         _state.tape = None
+
+
+def call(compute: Callable[[], None], results: tuple[Tensor, ...]) -> None:
+    """Run code that chooses its operations by the numbers it finds, now and again whenever the tape runs.
+
+    Args:
+        compute: reads and writes the same tensors each time.
+        results: those that it fills.
+    """
+    tape = _state.tape
+    if tape is None:
+        compute()
+        return
+    tape.keep((), results)
+    tape.call(compute)
+    _state.tape = None
+    try:
+        compute()
+    finally:
+        _state.tape = tape
 
 
 def operations(*arguments: Any, results: tuple[Tensor, ...]) -> Operations:

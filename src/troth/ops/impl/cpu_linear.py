@@ -56,6 +56,7 @@ def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) 
             number = cpu.FORMATS[run[0].ggml_type]
             rows = _grouped([part for part in run if isinstance(part, QuantTensor)], number, num_rows)
         else:
+            assert isinstance(run[0], Tensor), run[0]
             number, rows = cpu.DENSE_FORMATS[run[0].dtype], run[0].contiguous()
         kernel.add(number, rows.data_ptr(), rows.stride(0) * rows.element_size(), num_rows)
         memory.append(rows)
@@ -99,7 +100,7 @@ def _grouped(parts: Sequence[QuantTensor], number: int, num_rows: int) -> Tensor
 def _is_readable(part: RawWeight) -> bool:
     if isinstance(part, QuantTensor):
         return part.ggml_type in cpu.FORMATS and part.raw.is_contiguous()
-    return part.dtype in cpu.DENSE_FORMATS
+    return isinstance(part, Tensor) and part.dtype in cpu.DENSE_FORMATS
 
 
 PACKERS["cpu"] = _pack

@@ -85,13 +85,7 @@ def gated_delta_cpu(
 def _takes_conv(
     x_TC: Tensor, weight_KC: Tensor, state_NJC: Tensor, trail_NLC: Tensor, rows: Rows, silu: bool = True
 ) -> bool:
-    return (
-        silu  # the kernel knows no other
-        and _takes(x_TC)
-        and weight_KC.is_contiguous()
-        and state_NJC.is_contiguous()
-        and trail_NLC.is_contiguous()
-    )
+    return _takes(x_TC) and weight_KC.is_contiguous() and state_NJC.is_contiguous() and trail_NLC.is_contiguous()
 
 
 @short_conv.provider("cpu", supports=_takes_conv)
@@ -107,6 +101,7 @@ def short_conv_cpu(
         weight_KC.data_ptr(),
         num_taps,
         channels,
+        silu,
         state_NJC.data_ptr(),
         trail_NLC.data_ptr(),
         cpu.step_rows(rows, trail_NLC.shape[1]),

@@ -13,6 +13,7 @@ from torch import Tensor
 from troth.ops.embedding import embedding
 from troth.ops.gated_activation import Activation, gated_activation
 from troth.ops.linear import PACKERS, RawWeight, dense, linear
+from troth.weights.fp8 import Fp8Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class DenseLinearWeight:
         return self.weight_OI.numel() * self.weight_OI.element_size()
 
 
-def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> DenseLinearWeight:
+def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> DenseLinearWeight | None:
+    if isinstance(parts[0], Fp8Tensor):
+        return None
     if len(parts) == 1:
         return DenseLinearWeight(dense(parts[0], dtype, device))
     rows = sum(part.shape[0] for part in parts)

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from troth.ops.codes import FP8
 from troth.ops.layer_kv import LayerKV
 
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run on CPU tensors; Triton reads the variable when kernels are defined."""
 LEAST_CAPABILITY: Final = (8, 0)
 """The first NVIDIA generation with bfloat16 products and asynchronous copies."""
+FP8_CAPABILITY: Final = (8, 9)
+"""The first with numbers of 8 bits."""
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -46,7 +50,23 @@ def takes(x: Tensor) -> bool:
 def takes_cache(kv: LayerKV) -> bool:
     """Whether the kernels read and write a cache of this form."""
     k, v = kv.k_NKDS, kv.v_NKSD
-    return takes(k) and v.dtype == k.dtype and k.is_contiguous() and v.is_contiguous() and v.shape[3] == k.shape[2]
+    if k.is_cuda == INTERPRETED or k.dtype not in (FLOATS if kv.k_scale_NKS is None else _coded()):
+        return False
+    return v.dtype == k.dtype and k.is_contiguous() and v.is_contiguous() and v.shape[3] == k.shape[2]
+
+
+@cache
+def _coded() -> tuple[torch.dtype, ...]:
+    """The formats of ``ops/codes.py`` that the kernels know here."""
+    has_fp8 = INTERPRETED or torch.cuda.get_device_capability() >= FP8_CAPABILITY
+    return (torch.int8, FP8) if has_fp8 else (torch.int8,)
+
+
+def scales_of(kv: LayerKV) -> tuple[Tensor, Tensor]:
+    """Scales of keys and of values, [N, K, S]; where the cache has none, tensors whose numbers are never read."""
+    if kv.k_scale_NKS is None or kv.v_scale_NKS is None:
+        return kv.k_NKDS, kv.v_NKSD
+    return kv.k_scale_NKS, kv.v_scale_NKS
 
 
 def power_of_2(n: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from troth.ops.attention import attention
 from troth.ops.impl.triton import takes, takes_cache
 from troth.ops.impl.triton_attention_chunk import attend_chunks
+from troth.ops.impl.triton_attention_numbers import numbers_of
 from troth.ops.impl.triton_attention_split import attend_split
 from troth.ops.impl.triton_attention_whole import attend_whole, takes_whole
 from troth.ops.layer_kv import LayerKV
@@ -68,7 +69,10 @@ def attention_triton(
             while stop < rows.num_rows and not takes_whole(q_THD, kv, rows, stop, window, softcap):
                 stop += 1
             end = token + sum(rows.num_new[row:stop])
-            tables_RB, out = block_table_RB[row:stop], out_THD[token:end]
-            attend_chunks(q_THD[token:end], kv, tables_RB, rows, row, scale, window, softcap, out)
+            held, tables_RB = kv, block_table_RB[row:stop]
+            if kv.k_scale_NKS is not None:
+                held, tables_RB = numbers_of(kv, tables_RB, rows, row, q_THD.dtype)
+            out = out_THD[token:end]
+            attend_chunks(q_THD[token:end], held, tables_RB, rows, row, scale, window, softcap, out)
         row, token = stop, end
     return out_THD

@@ -44,6 +44,9 @@ def attend_tile(
     SLOTS: tl.constexpr,
     MASKED: tl.constexpr,
     ORDERED: tl.constexpr = False,
+    SCALED: tl.constexpr = False,
+    k_scale_head: tl.tensor = None,
+    v_scale_head: tl.tensor = None,
 ) -> tl.tensor:
     """Take in keys ``first`` .. ``first + L - 1`` of a row.
 
@@ -52,7 +55,7 @@ def attend_tile(
         position: int32 [M], of each query in its row.
         k_head: keys of the head in block 0.
         v_head: values of the head in block 0.
-        block_stride: from block to block, the same in both caches.
+        block_stride: from block to block, the same in both caches; that of scales is a D-th.
         table: the row's blocks.
         first: a multiple of SLOTS.
         low: no query sees a key before it; such keys may lie in blocks that are gone.
@@ -65,6 +68,9 @@ def attend_tile(
         acc: float32 [M, DP], sum of 2^(score - best) value.
         MASKED: whether some query may not see some key; false saves the masks.
         ORDERED: whether ``mass``, too, must not depend on how the tile lies in registers.
+        SCALED: whether keys and values are codes with a scale each.
+        k_scale_head: scales of the head's keys in block 0, if SCALED.
+        v_scale_head: of its values.
 
     Returns:
         best, mass, acc.
@@ -85,6 +91,12 @@ def attend_tile(
         k = tl.load(k_pointers, mask=(d < D)[:, None], other=0.0)
         v = tl.load(v_pointers, mask=(d < D)[None, :], other=0.0)
     score = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    v = v.to(q.dtype)
+    if SCALED:
+        # One scale for a key: it may as well multiply the score.
+        scale_at = block * (block_stride // D) + offset
+        score = score * tl.load(k_scale_head + scale_at)[None, :]
+        v_scale = tl.load(v_scale_head + scale_at)
     if SOFTCAP:
         # The scale is in units of log 2 for the exponentials below; the cap is not.
         score = softcap * tanh(score * (scale * 0.6931471805599453) / softcap) * 1.4426950408889634
@@ -96,7 +108,10 @@ def attend_tile(
             seen = seen & (token[None, :] > position[:, None] - window)
         score = tl.where(seen, score, float("-inf"))
         # 0 times a NaN is a NaN: what nobody sees must not be read.
-        v = tl.where(((token >= low) & (token < length))[:, None], v, 0.0)
+        held = (token >= low) & (token < length)
+        v = tl.where(held[:, None], v, 0.0)
+        if SCALED:
+            v_scale = tl.where(held, v_scale, 0.0)
     new_best = tl.maximum(best, tl.max(score, axis=1))
     finite = tl.where(new_best == float("-inf"), 0.0, new_best)
     decay = tl.exp2(best - finite)
@@ -107,7 +122,13 @@ def attend_tile(
         mass = mass * decay + tl.max(added, axis=1)
     else:
         mass = mass * decay + tl.sum(p, axis=1)
-    acc = acc * decay[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+    if SCALED:
+        if q.dtype == tl.float16:
+            # A weight times a scale may be smaller than what float16 can tell.
+            v = (v.to(tl.float32) * v_scale[:, None]).to(q.dtype)
+        else:
+            p = p * v_scale[None, :]
+    acc = acc * decay[:, None] + tl.dot(p.to(q.dtype), v, input_precision="ieee")
     return new_best, mass, acc
 
 

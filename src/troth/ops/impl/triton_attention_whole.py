@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from troth.contracts.names import BLOCK_TOKENS
-from troth.ops.impl.triton import power_of_2
+from troth.ops.impl.triton import power_of_2, scales_of
 from troth.ops.layer_kv import LayerKV
 from troth.ops.rows import Rows
 
@@ -34,6 +34,8 @@ HEAD_MULTIPLE: Final = 8
 def _gather(
     k_cache: tl.tensor,
     v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
     table: tl.tensor,
     k_out: tl.tensor,
     v_out: tl.tensor,
@@ -42,6 +44,7 @@ def _gather(
     D: tl.constexpr,
     DP: tl.constexpr,
     SLOTS: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> None:
     index, head = tl.program_id(0), tl.program_id(1)
     block = tl.maximum(tl.load(table + index, mask=index * SLOTS < length, other=0), 0).to(tl.int64)
@@ -52,9 +55,13 @@ def _gather(
     held = (token < length)[:, None]
     out_at = (token.to(tl.int64) * K + head)[:, None] * D + d[None, :]
     k = tl.load(k_cache + at + (d * SLOTS)[:, None] + s[None, :], mask=(d < D)[:, None], other=0.0)
+    v = tl.load(v_cache + at + (s * D)[:, None] + d[None, :], mask=inside, other=0.0)
+    if SCALED:
+        scale_at = (block * K + head) * SLOTS + s
+        k = k.to(tl.float32) * tl.load(k_scales + scale_at)[None, :]
+        v = v.to(tl.float32) * tl.load(v_scales + scale_at)[:, None]
     # What lies past the row's end may be anything, and 0 times a NaN is a NaN.
     tl.store(k_out + out_at, tl.where(held, tl.trans(k), 0.0).to(k_out.dtype.element_ty), mask=inside)
-    v = tl.load(v_cache + at + (s * D)[:, None] + d[None, :], mask=inside, other=0.0)
     tl.store(v_out + out_at, tl.where(held, v, 0.0).to(v_out.dtype.element_ty), mask=inside)
 
 
@@ -65,6 +72,7 @@ def gather(kv: LayerKV, block_table_B: Tensor, length: int, rounded: int, dtype:
     _gather[(rounded // BLOCK_TOKENS, num_kv_heads)](
         kv.k_NKDS,
         kv.v_NKSD,
+        *scales_of(kv),
         block_table_B,
         k_LKD,
         v_LKD,
@@ -73,6 +81,7 @@ def gather(kv: LayerKV, block_table_B: Tensor, length: int, rounded: int, dtype:
         D=head_dim,
         DP=power_of_2(head_dim),
         SLOTS=BLOCK_TOKENS,
+        SCALED=kv.k_scale_NKS is not None,
         num_warps=4,
     )
     return k_LKD, v_LKD

@@ -22,7 +22,7 @@ from torch import Tensor
 from troth.artifact.ggml_types import GgmlType
 from troth.ops.impl.triton import FLOATS, INTERPRETED
 from troth.ops.impl.triton_overlap import OVERLAP, await_inputs
-from troth.ops.linear import PACKERS, RawWeight
+from troth.ops.linear import RawWeight
 from troth.weights.quantized import QuantTensor
 
 GROUP: Final = 32
@@ -61,7 +61,8 @@ class GroupLinearWeight:
         return sum(part.numel() * part.element_size() for part in parts)
 
 
-def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> GroupLinearWeight | None:
+def pack_groups(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> GroupLinearWeight | None:
+    """Weights that all lie in one of the formats here; None: they do not."""
     if (device.type == "cuda") == INTERPRETED or dtype not in FLOATS:
         return None
     quantised = [part for part in parts if isinstance(part, QuantTensor)]
@@ -96,9 +97,6 @@ def _words(codes: Tensor, bits: int) -> Tensor:
     planes = values.unflatten(-1, (32 // bits, bits)) << (bits * torch.arange(32 // bits, device=codes.device))[:, None]
     # The top bit of a word is the sign of an int32.
     return (planes.sum(dim=2) << 32 >> 32).int().flatten(1)
-
-
-PACKERS["triton"] = _pack
 
 
 @triton.jit

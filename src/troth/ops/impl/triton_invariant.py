@@ -42,7 +42,19 @@ def linear_invariant(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, nu
     return ordered_product(x_TI, weight.weight_OI, bias_O)
 
 
-@attention.provider("invariant", supports=takes_attention)
+def _takes_attention(
+    q_THD: Tensor,
+    kv: LayerKV,
+    block_table_RB: Tensor,
+    rows: Rows,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> bool:
+    return kv.k_scale_NKS is None and takes_attention(q_THD, kv, block_table_RB, rows, scale, window, softcap)
+
+
+@attention.provider("invariant", supports=_takes_attention)
 def attention_invariant(
     q_THD: Tensor,
     kv: LayerKV,

@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from troth.contracts.names import BLOCK_TOKENS
-from troth.ops.impl.triton import power_of_2, takes, takes_cache
+from troth.ops.impl.triton import power_of_2, scales_of, takes, takes_cache
+from troth.ops.impl.triton_codes import to_codes
 from troth.ops.impl.triton_overlap import OVERLAP, await_inputs
 from troth.ops.layer_kv import LayerKV
 from troth.ops.rotary_kv_write import HeadNorms, RotaryTable, rotary_kv_write
@@ -38,6 +39,8 @@ def _rotary_kv_write(
     slots: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
     out: tl.tensor,
     qkv_stride: tl.tensor,
     num_tokens: tl.tensor,
@@ -50,6 +53,7 @@ def _rotary_kv_write(
     TOKENS: tl.constexpr,
     NORMS: tl.constexpr,
     SLOTS: tl.constexpr,
+    SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     await_inputs(OVERLAP)
@@ -59,12 +63,19 @@ def _rotary_kv_write(
     inside = (t < num_tokens)[:, None] & (d < D)[None, :]
     row = qkv + t[:, None] * qkv_stride + head * D
     slot = tl.load(slots + t, mask=t < num_tokens, other=-1)
-    written = inside & (slot >= 0)[:, None]
+    stored = (t < num_tokens) & (slot >= 0)
+    written = inside & stored[:, None]
     block, offset = slot // SLOTS, slot % SLOTS
     given = tl.load(row + d[None, :], mask=inside, other=0.0)
     if head >= H + K:
-        at = ((block * K + (head - H - K)) * SLOTS + offset) * D
-        tl.store(v_cache + at[:, None] + d[None, :], given.to(v_cache.dtype.element_ty), mask=written)
+        token_at = (block * K + (head - H - K)) * SLOTS + offset
+        v_at = v_cache + (token_at * D)[:, None] + d[None, :]
+        if SCALED:
+            codes, scale = to_codes(given.to(tl.float32), v_cache.dtype.element_ty)
+            tl.store(v_at, codes, mask=written)
+            tl.store(v_scales + token_at, scale, mask=stored)
+        else:
+            tl.store(v_at, given.to(v_cache.dtype.element_ty), mask=written)
     else:
         # Value i turns with value i + W, those from 2 W on stay.
         other_d = tl.where(d < W, d + W, d - W)
@@ -85,9 +96,14 @@ def _rotary_kv_write(
             at = (t * H + head) * D
             tl.store(out + at[:, None] + d[None, :], x.to(out.dtype.element_ty), mask=inside)
         else:
-            at = (block * K + (head - H)) * (D * SLOTS) + offset
-            k_at = k_cache + at[:, None] + (d * SLOTS)[None, :]
-            tl.store(k_at, x.to(k_cache.dtype.element_ty), mask=written)
+            head_at = (block * K + (head - H)) * SLOTS
+            k_at = k_cache + (head_at * D + offset)[:, None] + (d * SLOTS)[None, :]
+            if SCALED:
+                codes, scale = to_codes(x, k_cache.dtype.element_ty)
+                tl.store(k_at, codes, mask=written)
+                tl.store(k_scales + head_at + offset, scale, mask=stored)
+            else:
+                tl.store(k_at, x.to(k_cache.dtype.element_ty), mask=written)
 
 
 def takes_rotary(
@@ -144,6 +160,7 @@ def rotate_and_write(
         slots_T,
         kv.k_NKDS,
         kv.v_NKSD,
+        *scales_of(kv),
         q_THD,
         qkv_TE.stride(0),
         num_tokens,
@@ -156,6 +173,7 @@ def rotate_and_write(
         TOKENS=tokens,
         NORMS=norms is not None,
         SLOTS=BLOCK_TOKENS,
+        SCALED=kv.k_scale_NKS is not None,
         num_warps=4 if tokens == CHUNK_TOKENS else 1,
         OVERLAP=OVERLAP,
         launch_pdl=OVERLAP,

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 Types = frozenset[str]
 """Names of JSON Schema types. ``integer`` and ``number`` are told apart; all seven mean that nothing is known."""
@@ -156,7 +157,8 @@ def _named(names: set[str]) -> Types:
 
 
 def resolve(root: Any, reference: str) -> Any:
-    """What a local ``$ref`` (``#``, ``#/a/b``) points to; None when nothing is there."""
+    """What a local ``$ref`` (``#``, ``#/a/b``, percent-encoded) points to; None when nothing is there."""
+    reference = unquote(reference)
     if reference == "#":
         return root
     if not reference.startswith("#/"):

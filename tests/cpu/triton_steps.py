@@ -1,0 +1,87 @@
+"""Captured steps of a hybrid by Triton's interpreter on the CPU; run by ``test_op_triton.py``.
+
+A replay must follow from what lies on the device alone. Here the host's lists are spoilt before the step is computed,
+and fresh memory is NaN, so that whatever padding reads or leaves behind shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+
+import tests.cpu.triton_kernels  # noqa: F401 - what the interpreter lacks
+from tests.cpu.captured_steps import Side, prompts, steps
+from tests.cpu.test_laws import HYBRID
+from tests.cpu.tiny_models import CPU, DENSE, load, random_model, save
+from troth.contracts.plan import StepPlan
+from troth.models.family import Model, Placement
+from troth.ops import registry
+from troth.ops.attention import attention
+from troth.ops.gated_delta import gated_delta
+from troth.ops.rotary_kv_write import rotary_kv_write
+from troth.ops.short_conv import short_conv
+from troth.run.answer_inputs import AnswerInputs
+from troth.run.capture import Computed
+from troth.run.device_batch import DeviceBatches
+
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
+NONSENSE = -(10**6)
+PLACE = Placement(device=CPU, dtype=torch.float32, context_tokens=64)
+LOOKS_ACROSS = (attention, gated_delta, rotary_kv_write, short_conv)
+"""The ops that know rows, positions or slots; the interpreter is slow, so the others are PyTorch's."""
+
+
+def compute_with(provider: str) -> None:
+    for op in registry.OPS.values():
+        op.activate((provider if op in LOOKS_ACROSS else "torch",))
+
+
+@pytest.fixture(scope="module", name="model")
+def _model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    registry.activate(("triton", "torch"))
+    compute_with("torch")
+    config = transformers.Qwen3_5TextConfig(
+        **{**DENSE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
+        **{**HYBRID, "layer_types": HYBRID["layer_types"][:2], "linear_num_key_heads": 1, "linear_num_value_heads": 2},
+    )
+    return load(save(random_model(config), tmp_path_factory.mktemp("qwen3_5")), context_tokens=PLACE.context_tokens)
+
+
+class Blind(DeviceBatches):
+    """What the host knows of a captured step is wrong."""
+
+    def fill(self, inputs: AnswerInputs, plan: StepPlan) -> None:
+        super().fill(inputs, plan)
+        inputs.num_new[:] = inputs.starts[:] = [NONSENSE] * inputs.num_rows
+
+
+def run_again(run: Callable[[], Computed]) -> tuple[Callable[[], None], Computed]:
+    results = [result.clone() for result in run()]
+
+    def replay() -> None:
+        for result, again in zip(results, run(), strict=True):
+            result.copy_(again)
+
+    return replay, results
+
+
+def test_captured_steps_with_drafts_compute_what_ordinary_ones_do_from_the_device_alone(model: Model) -> None:
+    ordinary, captured = Side(model, run_again, PLACE), Side(model, run_again, PLACE, Blind)
+    for side in (ordinary, captured):
+        side.ordinary(prompts(num_groups=1))
+    for plan in steps():
+        compute_with("torch")
+        want = ordinary.ordinary(plan)
+        compute_with("triton")
+        torch.testing.assert_close(captured.captured(plan), want, rtol=1e-4, atol=1e-4)
+        rows = [int(row) for row in plan.rows]
+        for layer, tensors in ordinary.cache.states.items():
+            for state, other in zip(tensors, captured.cache.states[layer], strict=True):
+                torch.testing.assert_close(other[rows], state[rows], rtol=1e-4, atol=1e-4)
+            # Rows that nobody computes keep what they had.
+            assert not any(state[[1, 3]].any() for state in captured.cache.states[layer])
+            assert not any(trail[[1, 3]].any() for trail in captured.cache.trails[layer])
+    assert [(shape.rows, shape.tokens, shape.width) for shape in captured.graphs._captured] == [(4, 8, 4)]
