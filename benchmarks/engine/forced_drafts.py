@@ -41,7 +41,7 @@ from troth.run.assemble import activate, load_runner, scheduler_limits
 from troth.run.decode_steps import pipeline_depth
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
-from troth.run.made_drafts import Wanted
+from troth.run.made_drafts import OpenDrafts
 from troth.run.readback import to_device
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler
@@ -115,7 +115,7 @@ class Forced:
             drafts = [one if draw.random() < rate else (one + 7) % self._vocab_size for one in token_ids]
             self.told[request_id] = [*drafts, *[0] * 16]  # some are asked for behind an answer's end
 
-    def _force(self, logits_RV: Tensor, wanted: Sequence[Wanted], depth: int) -> None:
+    def _force(self, logits_RV: Tensor, wanted: Sequence[OpenDrafts], depth: int) -> None:
         token_ids = [self.told[self._requests[one.row]][one.step + depth] for one in wanted]
         told_R = to_device(torch.tensor(token_ids, dtype=torch.int64), logits_RV.device)
         logits_RV.scatter_(1, told_R.unsqueeze(1), torch.inf)

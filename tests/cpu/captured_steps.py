@@ -1,8 +1,8 @@
-"""One model's caches with its steps, ordinary and captured, and plans of rows with any drafts: for any device."""
+"""One model's caches with its steps, ordinary and captured, plans of rows with any drafts, a capture for any device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -13,11 +13,22 @@ from troth.contracts.cache_spec import attention_groups
 from troth.contracts.names import BlockId, RequestId, Row
 from troth.contracts.plan import NO_SAMPLE, BlockUpdate, StepPlan
 from troth.models.family import Model, Placement
-from troth.run.capture import Capture
+from troth.run.capture import Capture, Computed
 from troth.run.device_batch import DeviceBatches
 from troth.run.graphs import DecodeGraphs
 
 MAX_ROWS: Final = 5
+
+
+def run_again(run: Callable[[], Computed]) -> tuple[Callable[[], None], Computed]:
+    """A capture that runs the step again, into the same results."""
+    results = [result.clone() for result in run()]
+
+    def replay() -> None:
+        for result, again in zip(results, run(), strict=True):
+            result.copy_(again)
+
+    return replay, results
 
 
 class Side:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests import laws
 from tests.cpu.disk_blocks import disk_cache
-from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, random_model, save
+from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, SMALL_HYBRID, random_model, save
 from troth.artifact.resolve import resolve
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
@@ -47,15 +47,7 @@ from troth.text.detokenize import TokenBytes
 from troth.weights.source import WeightSource
 
 VOCAB = 6
-_HYBRID: dict[str, Any] = {
-    "head_dim": 16,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "mtp_num_hidden_layers": 1,
-}
+_HYBRID: dict[str, Any] = {**SMALL_HYBRID, "mtp_num_hidden_layers": 1}
 _SIZES: dict[str, Any] = {**DENSE, "vocab_size": VOCAB, "num_hidden_layers": 3}
 CONFIG: Any = transformers.Qwen3_5TextConfig(**_SIZES, **_HYBRID)
 

@@ -53,6 +53,20 @@ def test_storage_tells_every_tensor_that_it_holds(kv_dtype: str) -> None:
     assert sum(held.values()) == cache.num_bytes
 
 
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8", "fp8"])
+def test_copied_blocks_mean_what_those_they_were_copied_from_do(kv_dtype: str) -> None:
+    """As a draft head's first blocks; others stay as they are."""
+    kv = storage(kv_dtype).kv[2]
+    k_TKD, v_TKD = (inputs(seed=seed).normal(48, 2, 32) for seed in range(2))
+    kv.write(torch.arange(48), k_TKD, v_TKD)
+    every = torch.arange(3)
+    before = kv.keys(every), kv.values(every)
+    kv.copy_blocks(torch.tensor([2, 1]), torch.tensor([0, 1]))
+    for now, was in zip((kv.keys(every), kv.values(every)), before, strict=True):
+        assert torch.equal(now, was[[2, 1, 2]])
+        assert not torch.equal(was[0], was[2])
+
+
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_codes_take_a_byte_per_number_and_a_scale_per_key_and_value(kv_dtype: str) -> None:
     (spec,) = specs(kv_dtype)

@@ -50,6 +50,15 @@ HYBRID: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+SMALL_HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "head_dim": 16,
+}
+"""Beside ``DENSE`` with its three layers."""
 EXPERTS: dict[str, Any] = {
     "num_experts": 6,
     "num_experts_per_tok": 2,

@@ -6,16 +6,13 @@ and fresh memory is NaN, so that whatever padding reads or leaves behind shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import transformers
 
 import tests.cpu.triton_kernels  # noqa: F401 - what the interpreter lacks
-from tests.cpu.captured_steps import Side, prompts, steps
-from tests.cpu.test_laws import HYBRID
-from tests.cpu.tiny_models import CPU, DENSE, load, random_model, save
+from tests.cpu.captured_steps import Side, prompts, run_again, steps
+from tests.cpu.tiny_models import CPU, DENSE, SMALL_HYBRID, load, random_model, save
 from troth.contracts.plan import StepPlan
 from troth.models.family import Model, Placement
 from troth.ops import registry
@@ -24,7 +21,6 @@ from troth.ops.gated_delta import gated_delta
 from troth.ops.rotary_kv_write import rotary_kv_write
 from troth.ops.short_conv import short_conv
 from troth.run.answer_inputs import AnswerInputs
-from troth.run.capture import Computed
 from troth.run.device_batch import DeviceBatches
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
@@ -44,8 +40,10 @@ def _model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     registry.activate(("triton", "torch"))
     compute_with("torch")
     config = transformers.Qwen3_5TextConfig(
-        **{**DENSE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
-        **{**HYBRID, "layer_types": HYBRID["layer_types"][:2], "linear_num_key_heads": 1, "linear_num_value_heads": 2},
+        **DENSE
+        | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+        | SMALL_HYBRID
+        | {"layer_types": SMALL_HYBRID["layer_types"][:2], "linear_num_key_heads": 1, "linear_num_value_heads": 2},
     )
     return load(save(random_model(config), tmp_path_factory.mktemp("qwen3_5")), context_tokens=PLACE.context_tokens)
 
@@ -56,16 +54,6 @@ class Blind(DeviceBatches):
     def fill(self, inputs: AnswerInputs, plan: StepPlan) -> None:
         super().fill(inputs, plan)
         inputs.num_new[:] = inputs.starts[:] = [NONSENSE] * inputs.num_rows
-
-
-def run_again(run: Callable[[], Computed]) -> tuple[Callable[[], None], Computed]:
-    results = [result.clone() for result in run()]
-
-    def replay() -> None:
-        for result, again in zip(results, run(), strict=True):
-            result.copy_(again)
-
-    return replay, results
 
 
 def test_captured_steps_with_drafts_compute_what_ordinary_ones_do_from_the_device_alone(model: Model) -> None:

@@ -193,6 +193,12 @@ def test_schema_keeps_what_references_lead_to_inside_keywords_that_are_left_out(
     assert "if cannot be enforced" in str(refused(schema))
 
 
+def test_schema_reference_is_decoded_once() -> None:
+    """A name with a percent sign, in a keyword that is left out, was decoded twice and not found."""
+    schema = {"$ref": "#/if/properties/a%2525b", "if": {"properties": {"a%25b": {"type": "integer"}}}}
+    assert compiled(schema, strict=False) == ("#/if",)
+
+
 DEEP: Any = {"type": "string"}
 for _ in range(MAX_DEPTH + 1):
     DEEP = {"type": "array", "items": DEEP}

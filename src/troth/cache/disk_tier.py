@@ -33,6 +33,7 @@ _EXPONENTS: Final = {
     torch.float32: (torch.int32, 0x7F800000),
 }
 Fits = Callable[[Mapping[str, Tensor]], bool]
+"""Whether tensors, by name, can be those of a model."""
 NOTED_BYTES: Final = 2**20
 """Reading less tells how long files take to open, not how fast they are read."""
 QUEUE_BYTES: Final = 256 * 2**20

@@ -19,7 +19,8 @@ def open_regular(path: Path, flags: int) -> BinaryIO:
     """Open a file for reading bytes, never following a link at its end and never waiting.
 
     Args:
-        flags: as os.open takes them; one that is made is its owner's alone.
+        path: of the file.
+        flags: as os.open takes them; a file that is made is its owner's alone.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.

@@ -93,10 +93,9 @@ def _number(speed: float) -> str:
 
 
 def _verdict(one: DraftedFigure) -> list[str]:
-    stats, exercise = one.stats, one.off.name.rpartition(",")[0]
-    lines = [
-        f"{exercise}: {one.ratio:.2f} times as fast with drafts; {stats.num_accepted} of {stats.num_drafted} were right"
-    ]
+    stats = one.stats
+    right = f"{stats.num_accepted} of {stats.num_drafted} were right"
+    lines = [f"{one.exercise}: {one.ratio:.2f} times as fast with drafts; {right}"]
     if stats.num_verifies:
         counts = [stats.num_verifies - sum(stats.accepted_by_depth), *stats.accepted_by_depth]
         lines.append("steps by drafts that were right: " + ", ".join(f"{i}: {n}" for i, n in enumerate(counts)))
@@ -116,7 +115,7 @@ def _json(info: EngineInfo, figures: list[Figure], drafted: list[DraftedFigure])
         "figures": [{"name": figure.name, "tokens_per_s": figure.tokens_per_s} for figure in figures],
         "speculation": [
             {
-                "exercise": one.off.name.rpartition(",")[0],
+                "exercise": one.exercise,
                 "tokens_per_s_off": one.off.tokens_per_s,
                 "tokens_per_s": one.drafted.tokens_per_s,
                 "ratio": one.ratio,

@@ -33,6 +33,7 @@ def volume(width, height, depth):
 _COPY: Final = f"Repeat this program exactly.\n\n{_PROGRAM}\n\nHere it is again:\n\n{_PROGRAM[:60]}"
 _QUESTION: Final = "Name ten cities and say one thing about each of them."
 Told = Callable[[], None]
+"""Called after every run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Figure:
 class DraftedFigure:
     """The same answer without drafts and with them."""
 
+    exercise: str
     off: Figure
     drafted: Figure
     stats: SpeculationStats
@@ -133,7 +135,7 @@ def drafted_speed(
         if repetition:
             for figure, one in ((off, plain), (drafted, reply)):
                 figure.tokens_per_s.append(_speed(one.usage.num_completion_tokens - 1, one.timings.decode_s))
-    return DraftedFigure(off, drafted, stats)
+    return DraftedFigure(exercise, off, drafted, stats)
 
 
 def _answer(engine: Engine, prompt_tokens: int, num_tokens: int) -> Reply:

@@ -82,11 +82,11 @@ class HybridConfig:
             ModelLoadError: a key is missing, unknown, of the wrong kind or not computed.
         """
         config.one_of("hidden_act", ("silu",), "silu")
+        # Where every layer has experts, configs may leave intermediate_size out.
         size = dimensions_from_hf(config, {**_DEFAULTS, **({} if sparse is None else {"intermediate_size": 1})})
         layers, dense_size = range(size["num_hidden_layers"]), size["intermediate_size"]
         expert_layers = frozenset(filter(sparse.include, layers)) if sparse is not None else frozenset[int]()
         if len(expert_layers) < len(layers):
-            # Where every layer has experts, configs may leave it out.
             dense_size = config.integer("intermediate_size")
         if sparse is not None and expert_layers:
             size["intermediate_size"] = max(dense_size, sparse.experts.inner_size(size["hidden_size"]))

@@ -38,7 +38,7 @@ from troth.run.assemble import Loaded, activate, load_runner, scheduler_limits
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
 from troth.run.lone_prompt import LonePrompt
-from troth.run.made_drafts import Wanted
+from troth.run.made_drafts import OpenDrafts
 from troth.run.planned import Planned, require_fit
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler
@@ -135,7 +135,7 @@ class _Watched:
         self.looks.clear()
         self._num_steps.clear()
 
-    def _note(self, logits_RV: Tensor, wanted: Sequence[Wanted], depth: int) -> None:
+    def _note(self, logits_RV: Tensor, wanted: Sequence[OpenDrafts], depth: int) -> None:
         for logits_V, one in zip(logits_RV, wanted, strict=True):
             request_id = self._requests[one.row]
             if not request_id.startswith(GREEDY):

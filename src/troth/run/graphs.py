@@ -25,7 +25,7 @@ from troth.contracts.names import BLOCK_TOKENS
 from troth.contracts.plan import StepPlan
 from troth.models.family import Model
 from troth.run.answer_inputs import AnswerInputs
-from troth.run.capture import CLOSE, Capture, Computed, near
+from troth.run.capture import Capture, Computed, near
 from troth.run.device_batch import DeviceBatches
 
 _log = logging.getLogger("troth")
@@ -146,7 +146,7 @@ class DecodeGraphs:
         logits_TV.fill_(torch.nan)
         before.put_back()
         replay()
-        if near(logits_TV[: plan.num_tokens], ordinary_TV[: plan.num_tokens]) and after.are_back(CLOSE):
+        if near(logits_TV[: plan.num_tokens], ordinary_TV[: plan.num_tokens]) and after.are_back(near):
             self._captured[shape] = _Captured(inputs, replay, logits_TV, hidden_TD)
         else:
             self.refusal = "decode steps are not captured: a replay did not compute what the step did"

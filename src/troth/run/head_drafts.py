@@ -28,7 +28,7 @@ from troth.ops.rows import Rows
 from troth.run.capture import Capture
 from troth.run.head_graphs import HeadGraphs
 from troth.run.head_passes import HeadPasses
-from troth.run.made_drafts import Draw, Tables, Wanted
+from troth.run.made_drafts import Draw, OpenDrafts, Tables
 from troth.run.readback import to_device
 
 Place = tuple[Row, int]
@@ -198,7 +198,7 @@ class HeadDrafts:
 
     # Drafting
 
-    def propose(self, plan: StepPlan, wanted: Sequence[Wanted], draw: Draw) -> list[Tensor]:
+    def propose(self, plan: StepPlan, wanted: Sequence[OpenDrafts], draw: Draw) -> list[Tensor]:
         """As Proposer."""
         self._store()
         missing = [place for one in wanted for place in self._unprimed(one.row, one.position)]

@@ -1,5 +1,5 @@
 """A draft head's passes where the block tables lie on its device: a step's integers go there in one copy, the rest is
-worked out by what a GPU replays.
+worked out there, by what is captured once and replayed.
 
 One capture feeds the head the pairs that it lacks and makes the first drafts, another makes one more of those; rows and
 pairs are padded. ``head_drafts.py`` decides what is lacking, ``head_passes.py`` does the same call by call.
@@ -21,19 +21,18 @@ from torch.nn.functional import pad
 from troth.cache.storage import CacheStorage
 from troth.contracts.cache_spec import UNFED_TOKENS
 from troth.contracts.names import BLOCK_TOKENS, Row
+from troth.contracts.speculation import MAX_DRAFTS
 from troth.models.family import Model
 from troth.nn.draft_head import LastPairs, Pairs
 from troth.ops.rows import Rows
 from troth.run.capture import Capture
 from troth.run.graphs import row_counts
-from troth.run.made_drafts import Draw, Wanted
+from troth.run.made_drafts import Draw, OpenDrafts
 from troth.run.readback import to_device
 from troth.run.recorded_passes import RecordedPasses
 
 PAIRS_OF_A_ROW: Final = (2, 8)
 """Lacking pairs over rows that are captured: those of a step's accepted drafts, and of more."""
-DEPTHS: Final = 16
-"""More than a row has drafts."""
 
 
 @dataclass(slots=True)
@@ -89,12 +88,12 @@ class HeadGraphs:
         self._device = table_PB.device
         self._pad_row = len(table_PB) - 1
         self._row_counts = row_counts(self._pad_row)
-        self._depth = torch.arange(DEPTHS, device=self._device)
+        self._depth = torch.arange(MAX_DRAFTS["mtp"], device=self._device)
         self._first = RecordedPasses(self._first_pass, _copied_first, _refill_first, capture)
         self._next = RecordedPasses(self._next_pass, _copied_next, _refill_next, capture)
 
     def run(
-        self, wanted: Sequence[Wanted], token_ids: Sequence[int], lacking: Sequence[tuple[Row, int]], draw: Draw
+        self, wanted: Sequence[OpenDrafts], token_ids: Sequence[int], lacking: Sequence[tuple[Row, int]], draw: Draw
     ) -> list[Tensor] | None:
         """Feed the head what it lacks and make drafts.
 
@@ -124,7 +123,7 @@ class HeadGraphs:
 
     def _laid_out(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[OpenDrafts],
         token_ids: Sequence[int],
         lacking: Sequence[tuple[Row, int]],
         rows: int,
@@ -174,8 +173,7 @@ class HeadGraphs:
     def _copy_first_blocks(self, row_R: Tensor) -> None:
         """Have the rows' own blocks begin like their first ones do; those of padding are the spare block."""
         first_R, own_R = self._table_PB[row_R, 0].long(), row_R + self._own
-        for tensor in self._cache.kv[self._head.attention.layer].tensors().values():
-            tensor[own_R] = tensor[first_R]
+        self._cache.kv[self._head.attention.layer].copy_blocks(first_R, own_R)
 
     def _drafted(
         self, ids_4R: Tensor, depth: Tensor, token_R: Tensor, hidden_RD: Tensor, starts: list[int]

@@ -8,7 +8,6 @@ Legend: P passes, R rows, D model width, V vocabulary, B blocks per table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -17,10 +16,9 @@ from troth.cache.storage import CacheStorage
 from troth.contracts.names import BLOCK_TOKENS, Row
 from troth.models.family import Model
 from troth.nn.draft_head import LastPairs
-from troth.ops.codes import as_bytes
 from troth.ops.rows import Rows
 from troth.run.capture import Capture
-from troth.run.made_drafts import Draw, Tables, Wanted
+from troth.run.made_drafts import Draw, OpenDrafts, Tables
 from troth.run.readback import to_device
 from troth.run.recorded_passes import RecordedPasses
 
@@ -56,7 +54,7 @@ class HeadPasses:
         """Another request has the row."""
         self._num_copied[row] = 0
 
-    def run(self, wanted: Sequence[Wanted], token_R: Tensor, hidden_RD: Tensor, draw: Draw) -> list[Tensor]:
+    def run(self, wanted: Sequence[OpenDrafts], token_R: Tensor, hidden_RD: Tensor, draw: Draw) -> list[Tensor]:
         """Make drafts: by depth, int64, of the rows that want so many.
 
         Args:
@@ -76,7 +74,7 @@ class HeadPasses:
             made.append(token_R)
         return made
 
-    def _copy_first_blocks(self, wanted: Sequence[Wanted]) -> None:
+    def _copy_first_blocks(self, wanted: Sequence[OpenDrafts]) -> None:
         """Have the rows' own blocks begin like their first ones do, as far as those are known."""
         missing = [one for one in wanted if self._num_copied[one.row] < min(BLOCK_TOKENS, one.position)]
         if not missing:
@@ -84,14 +82,13 @@ class HeadPasses:
         rows = [one.row for one in missing]
         first_R = self._tables.tables(self._group, rows, rows, [0] * len(rows)).slots_T // BLOCK_TOKENS
         own_R = self._index([self._own + row for row in rows])
-        kv = self._cache.kv[self._head.attention.layer]
-        for tensor in (getattr(kv, field.name) for field in fields(kv)):
-            if tensor is not None:
-                as_bytes(tensor)[own_R] = as_bytes(tensor)[first_R]
+        self._cache.kv[self._head.attention.layer].copy_blocks(first_R, own_R)
         for one in missing:
             self._num_copied[one.row] = min(BLOCK_TOKENS, one.position)
 
-    def _laid_out(self, wanted: Sequence[Wanted]) -> Callable[[int, Sequence[Wanted], Tensor, Tensor], LastPairs]:
+    def _laid_out(
+        self, wanted: Sequence[OpenDrafts]
+    ) -> Callable[[int, Sequence[OpenDrafts], Tensor, Tensor], LastPairs]:
         """Where the pairs of all passes go, worked out at once; what makes those of one pass."""
         rows, depths = [one.row for one in wanted], range(wanted[0].count)
         places = [(one.row, one.position + min(depth, one.count - 1)) for depth in depths for one in wanted]
@@ -113,7 +110,7 @@ class HeadPasses:
             table_RB = table_RB[:, :num_blocks]
         start_R1 = torch.arange(len(rows) + 1, dtype=torch.int32, device=self._device)
 
-        def pairs(depth: int, going: Sequence[Wanted], token_R: Tensor, hidden_RD: Tensor) -> LastPairs:
+        def pairs(depth: int, going: Sequence[OpenDrafts], token_R: Tensor, hidden_RD: Tensor) -> LastPairs:
             count = len(going)
             return LastPairs(
                 token_ids_T=token_R,

@@ -41,8 +41,8 @@ class Tables(Protocol):
 
 
 @dataclass(slots=True)
-class Wanted:
-    """The drafts that a plan leaves open of one row."""
+class OpenDrafts:
+    """The drafts of one row that a plan leaves to the runner."""
 
     row: Row
     at: int
@@ -54,9 +54,9 @@ class Wanted:
     """Which output token the first one is."""
 
 
-Draw = Callable[[Tensor, Sequence[Wanted], int], Tensor]
+Draw = Callable[[Tensor, Sequence[OpenDrafts], int], Tensor]
 """Draws tokens, int64 [R], from logits, float32 [R, V], of these rows at this depth."""
-Watch = Callable[[Tensor, Sequence[Wanted], int], None]
+Watch = Callable[[Tensor, Sequence[OpenDrafts], int], None]
 """Gets logits, float32 [R, V], overwritten later, of drafts of these rows at this depth, from 0."""
 
 
@@ -78,7 +78,7 @@ class Proposer(Protocol):
     def follow(self, plan: StepPlan) -> None:
         """Take in the rows that a plan admits, and where the others go on; once per plan."""
 
-    def propose(self, plan: StepPlan, wanted: Sequence[Wanted], draw: Draw) -> list[Tensor]:
+    def propose(self, plan: StepPlan, wanted: Sequence[OpenDrafts], draw: Draw) -> list[Tensor]:
         """Make drafts for a followed plan.
 
         Args:
@@ -135,7 +135,7 @@ class MadeDrafts:
         """As Proposer."""
         self._guarded(lambda: self._proposer.note(plan, hidden_TD))
 
-    def _draw(self, logits_RV: Tensor, going: Sequence[Wanted], depth: int) -> Tensor:
+    def _draw(self, logits_RV: Tensor, going: Sequence[OpenDrafts], depth: int) -> Tensor:
         if self.watch is not None:
             self.watch(logits_RV, going, depth)
         return self._guess.guess(logits_RV, [one.row for one in going], [one.step + depth for one in going])
@@ -151,23 +151,23 @@ class MadeDrafts:
             return None
 
 
-def _by_row(made: Sequence[Tensor], wanted: Sequence[Wanted]) -> list[list[int]]:
+def _by_row(made: Sequence[Tensor], wanted: Sequence[OpenDrafts]) -> list[list[int]]:
     """The drafts of each row, read from the device at once."""
     told = iter(torch.cat(list(made)).tolist())
     by_depth = [[next(told) for _ in range(len(token_R))] for token_R in made]
     return [[by_depth[depth][r] for depth in range(one.count)] for r, one in enumerate(wanted)]
 
 
-def _open_drafts(plan: StepPlan) -> list[Wanted]:
+def _open_drafts(plan: StepPlan) -> list[OpenDrafts]:
     """The drafts that a plan leaves to the runner, by their number, most first."""
     if not plan.num_verifies or DRAFTED not in plan.token_ids:
         return []
-    found: list[Wanted] = []
+    found: list[OpenDrafts] = []
     begin = 0
     for i, count in enumerate(plan.num_new):
         num_drafts = plan.num_draft[i]
         at = begin + count - num_drafts
         if num_drafts and plan.token_ids[at] == DRAFTED:
-            found.append(Wanted(plan.rows[i], at, num_drafts, plan.starts[i], plan.sample_steps[i]))
+            found.append(OpenDrafts(plan.rows[i], at, num_drafts, plan.starts[i], plan.sample_steps[i]))
         begin += count
     return sorted(found, key=lambda one: -one.count)

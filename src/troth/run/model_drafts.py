@@ -22,11 +22,10 @@ from troth.cache.storage import CacheStorage
 from troth.contracts.names import BLOCK_TOKENS, Row
 from troth.contracts.plan import ON_DEVICE, StepPlan
 from troth.models.family import Model
-from troth.nn.batch import Batch, GroupTables
-from troth.nn.batch import Wanted as WantedPlaces
+from troth.nn.batch import Batch, GroupTables, Wanted
 from troth.ops.rows import Rows
 from troth.run.capture import Capture
-from troth.run.made_drafts import Draw, Tables, Wanted
+from troth.run.made_drafts import Draw, OpenDrafts, Tables
 from troth.run.readback import to_device
 from troth.run.recorded_passes import RecordedPasses
 
@@ -116,12 +115,12 @@ class ModelDrafts:
             index += [len(self._token_M) + at + position - begin for position in fed]
         tokens_T = torch.cat([self._token_M, token_T])[self._index(index)]
         batch = self._batch(due, tokens_T, exact=False)
-        batch.wanted = WantedPlaces(batch.sample_S[:1], 0)
+        batch.wanted = Wanted(batch.sample_S[:1], 0)
         self._model.forward(batch, self._cache)
 
     # Drafting
 
-    def propose(self, plan: StepPlan, wanted: Sequence[Wanted], draw: Draw) -> list[Tensor]:
+    def propose(self, plan: StepPlan, wanted: Sequence[OpenDrafts], draw: Draw) -> list[Tensor]:
         """As Proposer."""
         last_R = self._index([plan.token_ids[one.at - 1] for one in wanted])
         self._token_M[self._remembered([(one.row, one.position) for one in wanted])] = last_R
@@ -152,7 +151,7 @@ class ModelDrafts:
             if batch.rows.max_new > 1:
                 logits_RV = logits_RV[batch.sample_S]
         else:
-            batch.wanted = WantedPlaces(batch.sample_S, len(spans))
+            batch.wanted = Wanted(batch.sample_S, len(spans))
             (logits_RV,) = self._pass(batch)
         missing = self._vocab_size - logits_RV.shape[1]
         # Output layers are padded to round sizes: what lies behind the vocabulary is no token of either model.

@@ -1,6 +1,7 @@
-"""Passes of a proposer of drafts that run from recordings: one for each shape, and each proved when it is made.
+"""Passes of a proposer of drafts that are kept to run again: one for each shape, and each proved when it is made.
 
-As ``recorded.py`` does for the model's own steps, over inputs of any kind. Refuses to know what a pass computes.
+As ``recorded.py`` and ``graphs.py`` do for the model's own steps, over inputs of any kind. Refuses to know what a pass
+computes, and how it is kept (``capture.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from troth.run.capture import Capture, Computed, near
 
 Inputs = TypeVar("Inputs")
 MAX_SHAPES: Final = 64
-"""Recordings that are kept."""
+"""Passes that are kept."""
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class _Recorded(Generic[Inputs]):
 
 
 class RecordedPasses(Generic[Inputs]):
-    """Owns the recordings of one kind of pass.
+    """Owns what is kept of one kind of pass.
 
     Args:
         compute: a pass, call by call.

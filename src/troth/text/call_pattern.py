@@ -151,8 +151,9 @@ class CallPattern:
     def _call(self, tool: ToolSpec, place: int, tokens: PatternTokens, *, free: bool) -> list[str]:
         """The rule of a tool's calls, and those it needs."""
         if self.notation is not None:
-            written, rules = _notated(self.notation, tool, place, tokens, free=free)
-            comment = tool_comment(place, tool.name, {} if free else _marked(tool, _read_schema(tool, place)))
+            read = _read_schema(tool, place)
+            written, rules = _notated(self.notation, tool, place, read, tokens, free=free)
+            comment = tool_comment(place, tool.name, {} if free else _marked(tool, read))
         else:
             schema = _JSON_OBJECT if free else json.dumps(_marked(tool, _read_schema(tool, place)), ensure_ascii=False)
             written, rules = f"%json {schema}", []
@@ -175,9 +176,9 @@ class CallPattern:
 
 
 def _notated(
-    notation: ArgumentNotation, tool: ToolSpec, place: int, tokens: PatternTokens, *, free: bool
+    notation: ArgumentNotation, tool: ToolSpec, place: int, schema: Any, tokens: PatternTokens, *, free: bool
 ) -> tuple[str, list[str]]:
-    """A tool's call from behind its name on, and the rules it needs."""
+    """A tool's call from behind its name on, with arguments of a schema that was read, and the rules it needs."""
     if not re.fullmatch(notation.names, tool.name):
         raise _unnameable(tool, place)
     field, where = tool_field(place), tool_where(tool.name)
@@ -192,7 +193,6 @@ def _notated(
         )
 
     rules = LarkRules(tokens, f"c{place}v")
-    schema = _read_schema(tool, place)
     body = ArgumentRules(notation, schema, rules, strict=tool.strict, refusal=refusal).call(free=free)
     if body is None:
         raise RequestError(

@@ -269,11 +269,11 @@ def _source_of(grammar: Grammar, schema: AnswerSchema | None, param: str) -> str
 
 
 def _schema_source(schema: Any, *, strict: bool) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(_spelled(schema, strict=strict)))
+    return LLMatcher.grammar_from_json_schema(json.dumps(_spelled(schema, strict)))
 
 
-def _spelled(schema: Any, *, strict: bool = True) -> Any:
-    """A schema with llguidance's settings for how its JSON is written."""
+def _spelled(schema: Any, strict: bool) -> Any:
+    """A schema with llguidance's settings for how its JSON is written, and whether all of it must be enforced."""
     settings = {"whitespace_pattern": JSON_SPACE, "lenient": not strict}
     return (
         {"x-guidance": settings, **schema} if isinstance(schema, dict) else {"x-guidance": settings, "allOf": [schema]}

@@ -19,12 +19,12 @@ LOOSE: Final = "x-loose"
 _PIECE: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<json>%json\b)')
 
 
-def read_lark(source: str, *, settings: Callable[..., Any], param: str) -> str:
+def read_lark(source: str, *, settings: Callable[[Any, bool], Any], param: str) -> str:
     """The grammar with every ``%json`` schema in it bounded; its lines stay where they are.
 
     Args:
         source: As the caller wrote it.
-        settings: Adds to a schema how its JSON is spelled, told whether it is ``strict``: one with the key ``LOOSE`` is
+        settings: Adds to a schema how its JSON is spelled, told whether it is strict: one with the key ``LOOSE`` is
             not.
         param: Where it stands in the request, for errors.
 
@@ -40,7 +40,7 @@ def read_lark(source: str, *, settings: Callable[..., Any], param: str) -> str:
             text, done = _schema_text(source, done, param)
             where = f", line {_line(source, match.start())}"
             schema = read_schema(text, strict=True, param=param, where=where).schema
-            schema = settings(schema, strict=LOOSE not in json.loads(text))
+            schema = settings(schema, LOOSE not in json.loads(text))
             # JSON may hold line ends, a rule may not: errors after it must still name the right line.
             pieces.append(f" {json.dumps(schema)[:-1]}{chr(10) * text.count(chr(10))}}}")
     return "".join(pieces) + source[done:]

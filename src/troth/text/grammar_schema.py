@@ -21,6 +21,7 @@ from troth.text.schema_places import (
     SCHEMAS,
     escaped,
     moved,
+    part_at,
     parts_in,
     reference_to,
     schemas_in,
@@ -29,7 +30,6 @@ from troth.text.schema_places import (
     with_true,
 )
 from troth.text.schema_values import is_endless
-from troth.text.tool_formats.coercion import resolve
 
 MAX_NODES: Final = 10_000
 MAX_DEPTH: Final = 64
@@ -111,7 +111,7 @@ class AnswerSchema:
             if not found and isinstance(schema, dict) and "$ref" in schema:
                 place = unquote(schema["$ref"])
                 if place not in seen and fault_of(place) is not None:
-                    pointer, schema, found = place, resolve(self.schema, place), True
+                    pointer, schema, found = place, part_at(self.schema, place), True
                     seen.add(place)
         return shown(pointer), message
 
@@ -160,7 +160,7 @@ class _Reader:
         for pointer, place in self._references:  # grows by those inside what they lead to
             if place in self._places:
                 continue
-            part = None if self._strict else resolve(schema, place)
+            part = None if self._strict else part_at(schema, place)
             if not isinstance(part, dict | bool):
                 raise self.refusal(f"leads to {place[:100]!r}, where no schema is", pointer)
             beside[place] = self._read(part, place, 0)

@@ -39,6 +39,23 @@ def parts_in(schema: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"/{keyword}/{escaped(name)}", part) for name, part in value.items())
 
 
+def part_at(schema: Any, pointer: str) -> Any:
+    """The part of a schema at a pointer (``#``, ``#/a/b``); None: there is nothing."""
+    if pointer == "#":
+        return schema
+    if not pointer.startswith("#/"):
+        return None
+    part = schema
+    for step in map(_unescaped, pointer[2:].split("/")):
+        if isinstance(part, Mapping):
+            part = part.get(step)
+        elif isinstance(part, list) and step.isdecimal() and int(step) < len(part):
+            part = part[int(step)]
+        else:
+            return None
+    return part
+
+
 def moved(schema: Any, place_of: Callable[[str], str]) -> Any:
     """A schema whose references lead elsewhere."""
     if not isinstance(schema, dict):
@@ -73,7 +90,7 @@ def with_places(schema: Any, beside: Mapping[str, Any]) -> Any:
 
 def with_true(schema: Any, pointer: str) -> Any:
     """A schema in which the part at a pointer takes any value."""
-    return _with_true(schema, [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]])
+    return _with_true(schema, [_unescaped(step) for step in pointer.split("/")[1:]])
 
 
 def _with_true(schema: Any, steps: list[str]) -> Any:
@@ -89,7 +106,7 @@ def shown(pointer: str) -> str:
     if not pointer.startswith(_BESIDE):
         return pointer
     name, *rest = pointer.removeprefix(_BESIDE).split("/")
-    return "/".join([name.replace("~1", "/").replace("~0", "~"), *rest])
+    return "/".join([_unescaped(name), *rest])
 
 
 def reference_to(pointer: str) -> str:
@@ -100,3 +117,7 @@ def reference_to(pointer: str) -> str:
 def escaped(name: str) -> str:
     """A name as a step of a pointer."""
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def _unescaped(step: str) -> str:
+    return step.replace("~1", "/").replace("~0", "~")

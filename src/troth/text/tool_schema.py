@@ -217,8 +217,7 @@ class ToolSchema:
             return "", str(refusal.message)
         if error is None:
             return None
-        pointer = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in error.absolute_path)
-        return pointer, error.message[:500]
+        return _pointer(error), error.message[:500]
 
     def _refusal(self, message: str, pointer: str = "#") -> RequestError:
         place = f" at {pointer[:300]}" if pointer != "#" else ""
@@ -256,8 +255,7 @@ class ToolSchema:
                 raise self._refusal(f"is nested deeper than {MAX_SCHEMA_DEPTH}", pointer)
             error = best_match(_ONE_SCHEMA.iter_errors(schema))
             if error is not None:
-                within = "".join(f"/{escaped(str(part))}" for part in error.absolute_path)
-                raise self._refusal(f"is not a JSON Schema: {error.message[:200]}", pointer + within)
+                raise self._refusal(f"is not a JSON Schema: {error.message[:200]}", pointer + _pointer(error))
             if isinstance(schema, Mapping):
                 unknown |= {key for key in schema if key not in _KEYWORDS and not str(key).startswith("x-")}
                 used |= schema.keys()
@@ -328,6 +326,11 @@ def _walk(schema: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(part, Mapping):
             yield pointer, part
             waiting += ((f"{pointer}/{step}", inner) for step, inner in _parts(part))
+
+
+def _pointer(error: ValidationError) -> str:
+    """To the part of what was judged that is at fault."""
+    return "".join(f"/{escaped(str(part))}" for part in error.absolute_path)
 
 
 def _takes_every_object(schema: Any) -> bool:

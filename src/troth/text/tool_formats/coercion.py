@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+from troth.text.schema_places import part_at
+
 Types = frozenset[str]
 """Names of JSON Schema types. ``integer`` and ``number`` are told apart; all seven mean that nothing is known."""
 
@@ -158,18 +160,4 @@ def _named(names: set[str]) -> Types:
 
 def resolve(root: Any, reference: str) -> Any:
     """What a local ``$ref`` (``#``, ``#/a/b``, percent-encoded) points to; None when nothing is there."""
-    reference = unquote(reference)
-    if reference == "#":
-        return root
-    if not reference.startswith("#/"):
-        return None
-    place = root
-    for part in reference[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, Mapping):
-            place = place.get(name)
-        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
-            place = place[int(name)]
-        else:
-            return None
-    return place
+    return part_at(root, unquote(reference))
