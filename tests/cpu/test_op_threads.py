@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -51,3 +53,14 @@ def test_ops_of_several_threads_do_not_meet(recorded: bool) -> None:
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for result, expected in zip(pool.map(together, range(NUM_THREADS)), alone, strict=True):
             assert torch.equal(result, expected)
+
+
+@pytest.mark.skipif(bool(cpu.unavailable()), reason="the kernels are not built")
+def test_recording_loads_no_compiler() -> None:
+    """PyTorch's is 900 modules, which would be loaded in the middle of the first answer."""
+    code = (
+        "import sys, torch; from troth.ops.impl import cpu; cpu.start(1)\n"
+        "with cpu.recording():\n    torch.ones(2) + 1\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

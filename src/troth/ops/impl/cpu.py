@@ -106,6 +106,11 @@ class _Unrecorded(TorchDispatchMode):
         super().__init__()
         self._tape = tape
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: PyTorch would load its compiler for that, 900 modules and seconds in the middle of an answer."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
