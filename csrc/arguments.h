@@ -37,7 +37,7 @@ struct PackArguments {
 
 struct LinearArguments;
 
-// The panel of outputs begin and after it of one part, times the tokens past the exact ones, rounded to bf16 in x16. y is
+// The panel of outputs begin and after it of one part, times the tokens past the exact ones, rounded to bf16 in scratch. y is
 // that part's first output; panel is scratch.
 using Panels16 = void (*)(const LinearArguments&, const WeightPart&, int begin, float* y, float* panel);
 
@@ -49,11 +49,14 @@ struct LinearArguments {
     const float* bias;    // [outputs] or null
     const float* x;       // [T, inputs]
     float* y;             // [T, outputs]
-    int exact;            // leading tokens computed as dots
+    int exact;            // leading tokens whose products are not made by panels
     int tokens;           // T
-    uint16_t* x16;        // [T, inputs] scratch for bf16 panels, or null: float32 panels
-    Panels16 panels16;    // null without x16
+    void* scratch;        // what round_inputs makes for all threads: bf16 [T - exact, inputs] for panels16, else Rounded
+                          // [T, inputs / 32] (pairs.h), ROUNDED_BYTES each; null: threads round for themselves
+    Panels16 panels16;    // null without scratch
 };
+
+constexpr size_t ROUNDED_BYTES = 80;  // of 32 rounded inputs
 
 struct EmbeddingArguments {
     WeightPart table;

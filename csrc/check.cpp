@@ -96,7 +96,7 @@ void products(const Kernels& kernels, Random& random, Results& results) {
         auto& y = results["linear " + name];
         y.resize((size_t)TOKENS * OUTPUTS);
         run(kernels.linear,
-            LinearArguments{&part, 1, INPUTS, OUTPUTS, bias.data(), x.data(), y.data(), EXACT, TOKENS, nullptr});
+            LinearArguments{&part, 1, INPUTS, OUTPUTS, bias.data(), x.data(), y.data(), EXACT, TOKENS, nullptr, nullptr});
         auto& rows = results["embedding " + name];
         rows.resize(ids.size() * INPUTS);
         run(kernels.embedding, EmbeddingArguments{part, INPUTS, ids.data(), 1.5f, rows.data(), (int)ids.size()});

@@ -10,8 +10,9 @@ namespace troth {
 struct Kernels {
     const char* name;
     int vector_floats;
-    Panels16 panels16;                        // null without bf16 products,
-    void (*round_inputs)(const void*, Turn);  // and this, too
+    Panels16 panels16;                         // null without bf16 products
+    void (*round_to_bf16)(const void*, Turn);  // and this, too; LinearArguments::scratch for them
+    void (*round_inputs)(const void*, Turn);   // LinearArguments::scratch for the rest
     void (*linear)(const void*, Turn);
     void (*embedding)(const void*, Turn);
     void (*norm)(const void*, Turn);

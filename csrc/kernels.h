@@ -21,36 +21,45 @@ inline void add_bias(const LinearArguments& a, int first_token, int last_token, 
         for (int o = begin; o < end; o++) a.y[(size_t)t * a.outputs + o] += a.bias[o];
 }
 
-// The exact tokens' inputs as packed weights want them, made at most once per operation, thread and order.
-class PreparedTokens {
+// Rounded inputs of the first `count` tokens (pairs.h): where round_inputs left them, or made at most once per operation
+// and thread.
+class RoundedTokens {
 public:
-    PreparedTokens(const LinearArguments& a) : a_(a) {}
+    RoundedTokens(const LinearArguments& a, int count) : a_(a), count_(count) {}
 
-    template <Order ORDER>
-    const Prepared* in_order() {
-        static thread_local std::vector<float> memory;
-        static thread_local std::vector<Prepared> tokens;
-        if (made_ != (int)ORDER) {
-            const size_t each = (size_t)a_.inputs + a_.inputs / 16;
-            if (memory.size() < each * a_.exact) memory.resize(each * a_.exact);
-            tokens.resize(a_.exact);
-            for (int t = 0; t < a_.exact; t++) {
-                float* ordered = memory.data() + t * each;
-                prepare<ORDER>(a_.x + (size_t)t * a_.inputs, a_.inputs, ordered, ordered + a_.inputs);
-                tokens[t] = {ordered, ordered + a_.inputs};
+    const Rounded* const* tokens() {
+        static thread_local std::vector<Rounded> memory;
+        static thread_local std::vector<const Rounded*> tokens;
+        if (!made_) {
+            const size_t each = a_.inputs / 32;
+            const bool shared = a_.scratch && !a_.panels16;
+            if (!shared && memory.size() < each * count_) memory.resize(each * count_);
+            tokens.resize(count_);
+            for (int t = 0; t < count_; t++) {
+                if (!shared) round_row(a_.x + (size_t)t * a_.inputs, a_.inputs, &memory[t * each]);
+                tokens[t] = (shared ? (const Rounded*)a_.scratch : memory.data()) + t * each;
             }
-            made_ = (int)ORDER;
+            made_ = true;
         }
         return tokens.data();
     }
 
 private:
     const LinearArguments& a_;
-    int made_ = -1;
+    const int count_;
+    bool made_ = false;
 };
 
-// The exact tokens' work, cut along outputs in units of 16: first one long piece for each thread, because memory is read
-// fastest in long runs, then short ones that even things out.
+// For all threads once: see LinearArguments::scratch.
+inline void round_inputs(const void* arguments, Turn turn) {
+    const auto& a = *(const LinearArguments*)arguments;
+    const size_t each = a.inputs / 32;
+    for (int t; (t = turn.take(a.tokens)) >= 0;)
+        round_row(a.x + (size_t)t * a.inputs, a.inputs, (Rounded*)a.scratch + t * each);
+}
+
+// Work of dots and packed rows, cut along outputs in units of 16: first one long piece for each thread, because memory is
+// read fastest in long runs, then short ones that even things out.
 struct DotPieces {
     int units = 0, longest, shortest, threads, count;
 
@@ -65,23 +74,29 @@ struct DotPieces {
     }
 };
 
-inline void dot_piece(const LinearArguments& a, PreparedTokens& prepared, int begin, int end) {
+inline bool is_packed(const WeightPart& part) { return part.format < FORMAT_F32; }
+
+// Leading tokens of a part whose products are not made by panels.
+inline int dot_tokens(const LinearArguments& a, const WeightPart& part) {
+    return is_packed(part) && !a.panels16 ? a.tokens : a.exact;
+}
+
+inline void dot_piece(const LinearArguments& a, RoundedTokens& rounded, int begin, int end) {
     for (int p = 0, unit = 0, before = 0; p < a.num_parts && unit < end; p++) {
         const WeightPart& part = a.parts[p];
-        const int units = (part.outputs + GROUP - 1) / GROUP;
+        const int units = (part.outputs + GROUP - 1) / GROUP, tokens = dot_tokens(a, part);
         const int first = std::max(0, begin - unit) * GROUP, last = std::min(part.outputs, (end - unit) * GROUP);
-        if (first < last) {
+        if (first < last && tokens) {
             with_format(part.format, [&](auto format) {
                 typedef decltype(format) F;
                 if constexpr (F::PACKED)
                     packed_rows<F>(part.rows + (size_t)(first / GROUP) * part.row_bytes, part.row_bytes,
-                                   (last - first + GROUP - 1) / GROUP, prepared.in_order<F::ORDER>(), a.exact, a.inputs,
+                                   (last - first + GROUP - 1) / GROUP, rounded.tokens(), tokens, a.inputs,
                                    a.y + before + first, a.outputs, last - first);
                 else
-                    dots<F>(part.rows, part.row_bytes, a.x, a.inputs, a.exact, a.inputs, a.y + before, a.outputs, first,
-                            last);
+                    dots<F>(part.rows, part.row_bytes, a.x, a.inputs, tokens, a.inputs, a.y + before, a.outputs, first, last);
             });
-            add_bias(a, 0, a.exact, before + first, before + last);
+            add_bias(a, 0, tokens, before + first, before + last);
         }
         unit += units;
         before += part.outputs;
@@ -96,33 +111,42 @@ inline void panel_piece(const LinearArguments& a, int i, float* panel) {
         i -= here;
     }
     const WeightPart& part = a.parts[p];
-    const int begin = i * PANEL, end = std::min(part.outputs, begin + PANEL);
+    const int begin = i * PANEL, end = std::min(part.outputs, begin + PANEL), first = dot_tokens(a, part);
+    if (first == a.tokens) return;
     if (a.panels16)
         a.panels16(a, part, begin, a.y + before, panel);
     else
         with_format(part.format, [&](auto format) {
             typedef decltype(format) F;
-            panels<F>(part.rows, part.row_bytes, a.x + (size_t)a.exact * a.inputs, a.inputs, a.tokens - a.exact, a.inputs,
-                      a.y + (size_t)a.exact * a.outputs + before, a.outputs, begin, part.outputs, panel);
+            if constexpr (!F::PACKED)
+                panels<F>(part.rows, part.row_bytes, a.x + (size_t)first * a.inputs, a.inputs, a.tokens - first, a.inputs,
+                          a.y + (size_t)first * a.outputs + before, a.outputs, begin, part.outputs, panel);
         });
-    add_bias(a, a.exact, a.tokens, before + begin, before + end);
+    add_bias(a, first, a.tokens, before + begin, before + end);
 }
 
 // Work is cut along outputs only, so every (token, output) is computed by one thread in one order.
 inline void linear(const void* arguments, Turn turn) {
     const auto& a = *(const LinearArguments*)arguments;
     static thread_local std::vector<float> panel;
-    PreparedTokens prepared(a);
-    int panels = 0;
-    if (a.exact < a.tokens)
+    int panels = 0, dotted = 0;
+    for (int p = 0; p < a.num_parts; p++) {
+        const int tokens = dot_tokens(a, a.parts[p]);
+        dotted = std::max(dotted, tokens);
+        if (tokens < a.tokens) panels = 1;
+    }
+    if (panels) {
+        panels = 0;
         for (int p = 0; p < a.num_parts; p++) panels += (a.parts[p].outputs + PANEL - 1) / PANEL;
-    if (panels && panel.empty()) panel.resize((size_t)PANEL_INPUTS * PANEL);
+        if (panel.empty()) panel.resize((size_t)PANEL_INPUTS * PANEL);
+    }
+    RoundedTokens rounded(a, dotted);
     const DotPieces pieces(a, turn.threads);
-    for (int i; (i = turn.take(panels + (a.exact ? pieces.count : 0))) >= 0;) {
+    for (int i; (i = turn.take(panels + (dotted ? pieces.count : 0))) >= 0;) {
         if (i < panels)
             panel_piece(a, i, panel.data());
         else
-            dot_piece(a, prepared, pieces.begin(i - panels), pieces.begin(i - panels + 1));
+            dot_piece(a, rounded, pieces.begin(i - panels), pieces.begin(i - panels + 1));
     }
 }
 
@@ -259,7 +283,7 @@ inline void gate(const void* arguments, Turn turn) {
 }
 
 constexpr Kernels table(const char* name) {
-    return {name, W, nullptr, nullptr, linear, embedding, norm, rotary, attend_any, attend_merge, gate,
+    return {name, W, nullptr, nullptr, round_inputs, linear, embedding, norm, rotary, attend_any, attend_merge, gate,
             sample, finite, mask, delta, conv, gated_norm};
 }
 

@@ -1,10 +1,11 @@
 // y[t][o] = sum over i of x[t][i] * w[o][i], with weights dequantised on the way.
 //
-// Two paths, each computing every (token, output) in an order that does not depend on the number of tokens, rows or
+// Three paths, each computing every (token, output) in an order that does not depend on the number of tokens, rows or
 // threads, so that a token's result never depends on its company:
-//   dots    few tokens: weights are read once from memory, exact float32. Rows of numbers here, quantised in packed.h
-//   panels  many tokens: 16 or 32 outputs side by side are dequantised into a panel that stays in cache; float32 here,
-//           products of bf16 numbers in panels16.h
+//   packed  quantised weights: products of 16-bit integers, products.h
+//   dots    rows of numbers, few tokens: weights are read once from memory, float32
+//   panels  rows of numbers, many tokens: 16 or 32 outputs side by side make a panel that stays in cache; float32 here,
+//           products of bf16 numbers in panels16.h, there of quantised weights, too
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 #include "arguments.h"
 #include "formats.h"
-#include "packed.h"
+#include "products.h"
 
 namespace troth {
 namespace TROTH_ISA {
@@ -149,32 +150,18 @@ inline void transpose_tile(const V* rows, float* out) {
 // panel[input][output].
 template <class F>
 void fill_panel(const uint8_t* w, size_t row_bytes, int o, int outputs, int first, int count, float* panel) {
-    if constexpr (F::PACKED) {
-        for (int part = 0; part < PANEL; part += GROUP) {
-            const uint8_t* group = w + (size_t)((o + part) / GROUP) * row_bytes + (size_t)(first / F::BLOCK) * F::BYTES;
-            for (int k = 0; k < count; k += 32)
-                for (int l = 0; l < LANE_VECTORS; l++) {
-                    V v[32];
-                    for (int i = 0; i < 32; i++) v[i] = zero();
-                    if (o + part < outputs)
-                        packed_values<F>(group + (size_t)(k / F::BLOCK) * F::BYTES, k % F::BLOCK / 32, l, v);
-                    for (int i = 0; i < 32; i++) store(panel + (size_t)(k + i) * PANEL + part + l * W, v[i]);
-                }
-        }
-    } else {
-        for (int k = 0; k < count; k += 32)
-            for (int half = 0; half < PANEL; half += W) {
-                V rows[PARTS][W];
-                for (int r = 0; r < W; r++) {
-                    V v[PARTS];
-                    for (int i = 0; i < PARTS; i++) v[i] = zero();
-                    if (o + half + r < outputs)
-                        F::values(w + (size_t)(o + half + r) * row_bytes + (size_t)((first + k) / 32) * F::BYTES, v);
-                    for (int i = 0; i < PARTS; i++) rows[i][r] = v[i];
-                }
-                for (int i = 0; i < PARTS; i++) transpose_tile(rows[i], panel + (size_t)(k + i * W) * PANEL + half);
+    for (int k = 0; k < count; k += 32)
+        for (int half = 0; half < PANEL; half += W) {
+            V rows[PARTS][W];
+            for (int r = 0; r < W; r++) {
+                V v[PARTS];
+                for (int i = 0; i < PARTS; i++) v[i] = zero();
+                if (o + half + r < outputs)
+                    F::values(w + (size_t)(o + half + r) * row_bytes + (size_t)((first + k) / 32) * F::BYTES, v);
+                for (int i = 0; i < PARTS; i++) rows[i][r] = v[i];
             }
-    }
+            for (int i = 0; i < PARTS; i++) transpose_tile(rows[i], panel + (size_t)(k + i * W) * PANEL + half);
+        }
 }
 
 // N tokens times one panel; adds to what y holds unless `fresh`.

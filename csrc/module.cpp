@@ -41,6 +41,12 @@ struct Weight {
         parts.push_back({format, at<const uint8_t>(rows), row_bytes, count});
         outputs += count;
     }
+
+    bool is_packed() const {  // any part
+        for (const auto& part : parts)
+            if (part.format < FORMAT_F32) return true;
+        return false;
+    }
 };
 
 size_t group_bytes(int format, int inputs) {
@@ -59,6 +65,13 @@ public:
     const Kernels& kernels() const { return *kernels_; }
     int threads() const { return pool_.threads(); }
     void run(const Operation* operations, int count) { pool_.run(operations, count); }
+
+    // Bytes that a product wants for rounded inputs. Few tokens are rounded by each thread, which costs less than to wait
+    // for one another.
+    size_t scratch_bytes(const Weight& w, int exact, int tokens) const {
+        if (kernels().panels16 && exact < tokens) return (size_t)(tokens - exact) * w.inputs * 2;
+        return w.is_packed() && tokens > 3 ? (size_t)tokens * (w.inputs / 32) * ROUNDED_BYTES : 0;
+    }
 
     // Lay rows of a quantised format out in groups of 16 at `packed`, group_bytes apart.
     void pack(int format, uintptr_t rows, size_t row_bytes, int outputs, int inputs, uintptr_t packed) {
@@ -81,11 +94,12 @@ public:
 
     int size() const { return (int)operations_.size(); }
 
-    void linear(const Weight& w, uintptr_t bias, uintptr_t x, uintptr_t y, int exact, int tokens, uintptr_t x16) {
+    // scratch: Device::scratch_bytes of them, or null where that is 0.
+    void linear(const Weight& w, uintptr_t bias, uintptr_t x, uintptr_t y, int exact, int tokens, uintptr_t scratch) {
         LinearArguments a{w.parts.data(), (int)w.parts.size(), w.inputs, w.outputs, at<const float>(bias),
-                          at<const float>(x), at<float>(y), exact, tokens, at<uint16_t>(x16),
-                          x16 ? kernels().panels16 : nullptr};
-        if (a.x16 && exact < tokens) take(kernels().round_inputs, a);
+                          at<const float>(x), at<float>(y), exact, tokens, at<void>(scratch),
+                          exact < tokens ? kernels().panels16 : nullptr};
+        if (scratch) take(a.panels16 ? kernels().round_to_bf16 : kernels().round_inputs, a);
         take(kernels().linear, a);
     }
 
@@ -205,7 +219,7 @@ private:
 NB_MODULE(_cpu, m) {
     using namespace troth;
     m.doc() = "CPU kernels of Troth. Use through troth.ops; addresses are not checked.";
-    m.attr("INTERFACE") = 6;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
+    m.attr("INTERFACE") = 7;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
     m.def("instruction_sets", &instruction_sets, "Names this processor can run, widest first.");
     m.def("group_bytes", &group_bytes, "Bytes of 16 packed rows of a quantised format.");
     nb::class_<StepRows>(m, "StepRows")
@@ -222,9 +236,9 @@ NB_MODULE(_cpu, m) {
     nb::class_<Device>(m, "Device")
         .def(nb::init<int, const std::string&>(), nb::arg("threads"), nb::arg("isa"))
         .def("pack", &Device::pack, nb::call_guard<nb::gil_scoped_release>())
+        .def("scratch_bytes", &Device::scratch_bytes)
         .def_prop_ro("threads", &Device::threads)
-        .def_prop_ro("name", [](const Device& d) { return std::string(d.kernels().name); })
-        .def_prop_ro("bf16_products", [](const Device& d) { return d.kernels().panels16 != nullptr; });
+        .def_prop_ro("name", [](const Device& d) { return std::string(d.kernels().name); });
     nb::class_<Tape>(m, "Tape")
         .def(nb::init<Device&, bool>(), nb::arg("device"), nb::arg("keep"), nb::keep_alive<1, 2>())
         .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>())

@@ -186,7 +186,7 @@ void panels16_of(const LinearArguments& a, const WeightPart& part, int begin, fl
     for (int first = 0; first < a.inputs; first += PANEL_INPUTS) {
         const int count = std::min(PANEL_INPUTS, a.inputs - first);
         fill_panel16<F>(part.rows, part.row_bytes, begin, part.outputs, first, count, panel);
-        const uint16_t* x = a.x16 + first;
+        const uint16_t* x = (const uint16_t*)a.scratch + first;
 #if defined(TROTH_AMX)
         panel_tiles(panel, x, stride, tokens, count, y, a.outputs, width, first == 0);
 #else
@@ -207,12 +207,12 @@ inline void panels16(const LinearArguments& a, const WeightPart& part, int begin
     });
 }
 
-// x16 = x rounded to bf16, for the tokens that go through panels.
-inline void round_inputs(const void* arguments, Turn turn) {
+// Inputs of the tokens that go through panels, in bf16.
+inline void round_to_bf16(const void* arguments, Turn turn) {
     const auto& a = *(const LinearArguments*)arguments;
     for (int t; (t = turn.take(a.tokens - a.exact)) >= 0;) {
         const float* x = a.x + (size_t)(a.exact + t) * a.inputs;
-        uint16_t* to = a.x16 + (size_t)t * a.inputs;
+        uint16_t* to = (uint16_t*)a.scratch + (size_t)t * a.inputs;
         for (int i = 0; i < a.inputs; i++) to[i] = f32_to_bf16(x[i]);
     }
 }
@@ -220,7 +220,7 @@ inline void round_inputs(const void* arguments, Turn turn) {
 inline Kernels with_panels16(const char* name, Kernels kernels) {
     kernels.name = name;
     kernels.panels16 = panels16;
-    kernels.round_inputs = round_inputs;
+    kernels.round_to_bf16 = round_to_bf16;
     return kernels;
 }
 

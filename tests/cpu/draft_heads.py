@@ -23,6 +23,7 @@ from troth.artifact.resolve import resolve
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import CacheStorage
 from troth.contracts.cache_spec import attention_groups
+from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
 from troth.contracts.plan import StepPlan
 from troth.draft.made import MadeTerms
@@ -37,6 +38,7 @@ from troth.run.capture import Capture
 from troth.run.device_batch import DeviceBatches
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
+from troth.run.grammar import RowGrammars
 from troth.run.graphs import DecodeGraphs
 from troth.run.made_drafts import MadeDrafts
 from troth.run.recorded import RecordedDecode
@@ -44,9 +46,12 @@ from troth.run.runner import Batches, DecodeSteps, ModelRunner
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
 from troth.text.detokenize import TokenBytes
+from troth.text.grammar import GrammarCompiler
 from troth.weights.source import WeightSource
 
 VOCAB = 6
+GRAMMAR = Grammar(kind="regex", source="(\x00\x05\x04\x04|[\x01\x02])+")
+"""Of the six tokens: three may begin a part, and one of them leaves no choice about three more."""
 _HYBRID: dict[str, Any] = {**SMALL_HYBRID, "mtp_num_hidden_layers": 1}
 _SIZES: dict[str, Any] = {**DENSE, "vocab_size": VOCAB, "num_hidden_layers": 3}
 CONFIG: Any = transformers.Qwen3_5TextConfig(**_SIZES, **_HYBRID)
@@ -129,6 +134,7 @@ class HeadEngines:
         self.drafted: list[Drafted] = []
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer or ByteTokenizer()
+        self._compiler = GrammarCompiler(ByteTokenizer(), VOCAB)
 
     def __call__(self, serving: laws.Serving) -> tuple[EngineLoop, Scheduler]:
         """As laws.BuildEngine. What was never written to the caches is NaN."""
@@ -143,24 +149,33 @@ class HeadEngines:
         recorded: DecodeSteps | None = None
         if self._capture is not None:
             batches = on_device = DeviceBatches(groups, rows, tokens, CPU)
-            recorded = DecodeGraphs(self.model, cache, on_device, self._capture, max_rows=rows, context_tokens=tokens)
-            recorded.refusal = "recurrent layers compute no padding without triton"
+            why = "recurrent layers compute no padding without triton"
+            recorded = DecodeGraphs(
+                self.model, cache, on_device, self._capture, max_rows=rows, context_tokens=tokens, refusal=why
+            )
         else:
             batches = host = BatchBuilder(groups, rows, tokens)
             if "cpu" in linear.active:
                 recorded = RecordedDecode(self.model, cache, host, cpu.recording)
-        checkpoints = CheckpointStorage(cache, serving.num_checkpoints)
-        runner = ModelRunner(self.model, cache, batches, recorded, checkpoints)
+        checkpoints, grammars = CheckpointStorage(cache, serving.num_checkpoints), RowGrammars(self._compiler)
+        runner = ModelRunner(self.model, cache, batches, recorded, checkpoints, grammars)
         assert runner._made is not None
         self._note_drafts(runner._made)
         drafting = Drafting(
             scheduler,
             lambda: float(next(ticks)),
+            forced_ids=grammars.forced_ids,
             made={"mtp": MadeTerms(refusal=None, failure=lambda: runner.made_drafts_failure)},
         )
         disk = disk_cache(serving.disk_folder, scheduler, cache, checkpoints) if serving.disk_folder else None
         loop = EngineLoop(
-            scheduler, runner, self._tokenizer, clock=lambda: float(next(ticks)), disk=disk, drafting=drafting
+            scheduler,
+            runner,
+            self._tokenizer,
+            clock=lambda: float(next(ticks)),
+            grammars=grammars,
+            disk=disk,
+            drafting=drafting,
         )
         return loop, scheduler
 

@@ -6,17 +6,18 @@ Where they lie says ``model_files.py``.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import transformers
 from torch import Tensor
 from transformers.initialization import no_init_weights
 
-from tests.cpu.tiny_models import CPU, Session
+from tests.cpu.tiny_models import CPU, Session, worst
 from tests.shared_data import shared
 from troth.artifact.resolve import resolve
 from troth.cache.storage import CacheStorage
@@ -26,6 +27,7 @@ from troth.contracts.plan import TokenLogprobs
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
 from troth.models.family import Model
+from troth.ops import registry
 from troth.run.batch import BatchBuilder
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler, SchedulerLimits
@@ -56,6 +58,28 @@ def reference_logits(model: Any, ids: Sequence[int]) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([list(ids)]), use_cache=False).logits[0]
     return logits
+
+
+ROUNDED_WORST: Final = 0.03
+"""How far a logit may lie from float32 arithmetic where inputs of quantised products are rounded to 16 bits."""
+ROUNDED_RMS: Final = 0.004
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Float32 arithmetic on the numbers of a file, whatever the processor's kernels do."""
+    registry.activate(("torch",))
+    try:
+        yield
+    finally:
+        registry.activate()
+
+
+def check_rounded(logits: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    """The CPU's kernels against a reference in float32."""
+    assert max(map(worst, logits, wanted)) < ROUNDED_WORST
+    for got, want in zip(logits, wanted, strict=True):
+        assert (got - want).square().mean().sqrt() < ROUNDED_RMS
 
 
 def check_greedy(reference: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:

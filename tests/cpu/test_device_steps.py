@@ -40,6 +40,7 @@ from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.graphs import DecodeGraphs, row_counts, table_widths
 from troth.run.head_graphs import HeadGraphs
+from troth.run.recorded_passes import RecordedPasses
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
@@ -82,9 +83,10 @@ def _make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         )
         decodes = None
         if device:
-            decodes = DecodeGraphs(model, cache, batches, run_again, max_rows=serving.max_rows, context_tokens=CONTEXT)
-            if cache.states:
-                decodes.refusal = "recurrent layers compute no padding without triton"
+            why = "recurrent layers compute no padding without triton" if cache.states else None
+            decodes = DecodeGraphs(
+                model, cache, batches, run_again, max_rows=serving.max_rows, context_tokens=CONTEXT, refusal=why
+            )
         runner = ModelRunner(model, cache, batches, decodes, checkpoints, grammars)
         ticks = count()
         loop = EngineLoop(
@@ -244,6 +246,18 @@ def test_graphs_write_once_more_what_a_refused_replay_wrote(model: Model) -> Non
     assert sides[0] is not None
     assert sides[1] is not None
     assert torch.equal(*sides)
+
+
+@pytest.mark.parametrize("capture", [forgets, run_again])
+def test_passes_that_do_not_run_again_are_computed_call_by_call(capture: Capture) -> None:
+    def refill(kept: Tensor, inputs: Tensor) -> None:
+        kept.copy_(inputs)
+
+    passes = RecordedPasses(lambda inputs: (inputs + 1, inputs * 2), Tensor.clone, refill, capture)
+    for number in range(3):
+        more, twice = passes.computed("one", torch.full((2,), float(number)))
+        assert (more.tolist(), twice.tolist()) == ([number + 1] * 2, [2 * number] * 2)
+    assert passes.records == (capture is run_again)
 
 
 class Counting:

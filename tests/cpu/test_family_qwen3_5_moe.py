@@ -16,6 +16,7 @@ from tests.cpu.tiny_models import (
     EXPERTS,
     HYBRID,
     Case,
+    check_bfloat16,
     check_chunks,
     check_mixed_batches,
     check_prefill_and_decode,
@@ -49,6 +50,12 @@ def test_qwen3_5_moe_chunks_give_the_reference_logits(case: Case) -> None:
 
 def test_qwen3_5_moe_mixed_batches_give_the_reference_logits(case: Case) -> None:
     check_mixed_batches(case, LIMIT)
+
+
+def test_qwen3_5_moe_in_bfloat16_is_as_exact_as_the_reference(tmp_path: Path) -> None:
+    """Every expert is chosen: among fewer, rounding makes other choices here than there, and either is as far off."""
+    config: Any = transformers.AutoConfig.for_model("qwen3_5_moe_text", **{**SIZES, "num_experts_per_tok": 6})
+    check_bfloat16(make_case(config, tmp_path))
 
 
 def test_qwen3_5_moe_of_experts_in_two_tensors_beside_an_image_tower_gives_the_same_logits(

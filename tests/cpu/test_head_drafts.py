@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests import laws
 from tests.cpu.draft_heads import (
+    GRAMMAR,
     VOCAB,
     Drafted,
     HeadEngines,
@@ -24,10 +25,12 @@ from tests.cpu.draft_heads import (
     save_with_head_of_experts,
 )
 from tests.shared_data import shared
+from troth.contracts.grammar import Grammar
 from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
-from troth.contracts.speculation import Speculation
+from troth.contracts.speculation import DraftSourceName, Speculation
+from troth.run.head_drafts import HeadDrafts
 from troth.run.head_passes import HeadPasses
 from troth.text.tokenizer import Tokenizer
 
@@ -179,31 +182,53 @@ def test_head_drafts_the_reference_drafts_beside_those_of_others(engines: HeadEn
     assert set(stats.num_drafted_by_source) == {"ngram", "mtp"}
 
 
+@pytest.fixture(scope="module", name="folders")
+def _folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    experts = save_with_head_of_experts(tmp_path_factory.mktemp("experts"), stacked=True)
+    return {"qwen3_5": folder, "qwen3_5_moe": experts}
+
+
 @given(
+    family=st.sampled_from(["qwen3_5", "qwen3_5_moe"]),
     rows=st.lists(
-        st.tuples(st.integers(1, 60), st.sampled_from([0.0, 0.7, 1.3]), st.sampled_from([0.0, 0.8]), st.integers(0, 8)),
+        st.tuples(
+            st.integers(1, 60),
+            st.sampled_from([0.0, 0.7, 1.3]),
+            st.sampled_from([0.0, 0.8]),
+            st.integers(0, 8),
+            st.sampled_from([None, None, GRAMMAR]),
+        ),
         min_size=1,
         max_size=4,
     ),
     num_blocks=st.sampled_from([8, 12, 200]),
     stagger=st.integers(0, 2),
 )
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_law_speculation_with_a_head_changes_nothing(
-    folder: Path, rows: list[tuple[int, float, float, int]], num_blocks: int, stagger: int
+    folders: dict[str, Path],
+    family: str,
+    rows: list[tuple[int, float, float, int, Grammar | None]],
+    num_blocks: int,
+    stagger: int,
 ) -> None:
-    """Greedy and sampled, with penalties, drafted for at any depth or not at all, with little room, twice."""
-    engines = HeadEngines(load_with_head(folder))
+    """Greedy and sampled, penalised, constrained, drafted for at any depth or not at all, with little room, twice."""
+    engines = HeadEngines(load_with_head(folders[family]))
     asked = []
-    for number, (length, temperature, penalty, depth) in enumerate(rows):
+    for number, (length, temperature, penalty, depth, grammar) in enumerate(rows):
         (one,) = requests(length, temperature=temperature, depth=max(1, depth), max_tokens=20)
         sampling = replace(one.sampling, frequency_penalty=penalty, seed=number)
-        drafts = one.speculation if depth else Speculation()
-        asked.append(replace(one, request_id=RequestId(f"r{number}"), sampling=sampling, speculation=drafts))
+        sources: tuple[DraftSourceName, ...] = ("grammar", "mtp") if grammar is not None and depth % 2 else ("mtp",)
+        drafts = Speculation(sources=sources if depth else (), depth=depth or None, adaptive=False)
+        request_id = RequestId(f"r{number}")
+        asked.append(replace(one, request_id=request_id, sampling=sampling, speculation=drafts, grammar=grammar))
     wanted = laws.alone(engines, off(asked))
     loop, scheduler = engines(laws.Serving(max_rows=4, num_blocks=num_blocks, prompt_cache=True, chunk_tokens=48))
     for _ in range(2):
         laws.assert_same(laws.serve_on(loop, scheduler, asked, stagger=stagger), wanted)
+    stats = loop.status("ready", ()).speculation
+    assert stats is not None
+    assert (stats.num_drafted > 0) == any(depth for _, _, _, depth, _ in rows)
 
 
 def test_keyed_guesses_are_right_more_often_than_likeliest_ones(engines: HeadEngines) -> None:
@@ -218,22 +243,24 @@ def test_keyed_guesses_are_right_more_often_than_likeliest_ones(engines: HeadEng
     assert stats.num_accepted / stats.num_drafted > 2 / VOCAB
 
 
+@pytest.mark.parametrize(("owner", "work"), [(HeadPasses, "run"), (HeadDrafts, "note"), (HeadDrafts, "follow")])
 def test_a_head_that_fails_is_dropped_and_the_answer_goes_on(
-    engines: HeadEngines, monkeypatch: pytest.MonkeyPatch
+    engines: HeadEngines, monkeypatch: pytest.MonkeyPatch, owner: type, work: str
 ) -> None:
+    """While it drafts, takes in what was computed (and hands frontiers to shared blocks), or makes way for a row."""
     asked = requests(20, 21)
     wanted = laws.alone(engines, off(asked))
     loop, scheduler = engines(laws.Serving())
-    run, calls = HeadPasses.run, 0
+    does, calls = getattr(owner, work), 0
 
-    def fails_later(self: HeadPasses, *arguments: Any) -> list[torch.Tensor]:
+    def fails_later(self: Any, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > 5:
             raise RuntimeError("no more")
-        return run(self, *arguments)
+        return does(self, *arguments)
 
-    monkeypatch.setattr(HeadPasses, "run", fails_later)
+    monkeypatch.setattr(owner, work, fails_later)
     answers = laws.serve_on(loop, scheduler, asked)
     laws.assert_same(answers, wanted)
     for answer in answers:

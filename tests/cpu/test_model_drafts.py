@@ -16,13 +16,16 @@ from hypothesis import strategies as st
 
 from tests import laws
 from tests.cpu.disk_blocks import disk_cache
-from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, random_model, save
+from tests.cpu.draft_heads import GRAMMAR, VOCAB
+from tests.cpu.tiny_models import CONTEXT, CPU, DENSE, SMALL_HYBRID, random_model, save
+from tests.cpu.tiny_models import EXPERTS as OF_EXPERTS
 from troth.artifact.resolve import resolve
 from troth.cache.checkpoints import CheckpointStorage
 from troth.cache.storage import SPARE_BLOCKS, CacheStorage
 from troth.config.facts import MachineFacts
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.cache_spec import attention_groups, recurrent_bytes, with_guests
+from troth.contracts.grammar import Grammar
 from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
@@ -37,15 +40,15 @@ from troth.run.batch import BatchBuilder
 from troth.run.draft_model import require_drafts
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
+from troth.run.grammar import RowGrammars
 from troth.run.model_drafts import ModelDrafts
 from troth.run.planned import namespace_of, plan_model
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
+from troth.text.grammar import GrammarCompiler
 
-VOCAB = 6
-"""So few tokens that a random model is right now and then."""
 LLAMA = {**DENSE, "vocab_size": VOCAB}
 TARGET: Any = transformers.LlamaConfig(**LLAMA)
 DRAFT: Any = transformers.LlamaConfig(
@@ -58,14 +61,21 @@ DRAFT: Any = transformers.LlamaConfig(
         "num_key_value_heads": 1,
     },
 )
-HYBRID: Any = transformers.Qwen3_5TextConfig(
-    **{**LLAMA, "num_hidden_layers": 2},
-    head_dim=16,
-    linear_key_head_dim=16,
-    linear_value_head_dim=16,
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    layer_types=["linear_attention", "full_attention"],
+TWO_LAYERS = {
+    **LLAMA,
+    **SMALL_HYBRID,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+HYBRID: Any = transformers.Qwen3_5TextConfig(**TWO_LAYERS)
+EXPERTS: Any = transformers.AutoConfig.for_model(
+    "qwen3_5_moe_text",
+    **{key: value for key, value in TWO_LAYERS.items() if key != "intermediate_size"},
+    **OF_EXPERTS,
+)
+NEXT: Any = transformers.Qwen3NextConfig(**TWO_LAYERS, **OF_EXPERTS)
+CONVS: Any = transformers.Lfm2Config(
+    **{**LLAMA, "num_hidden_layers": 2}, layer_types=["conv", "full_attention"], block_multiple_of=32
 )
 WINDOWED: Any = transformers.Gemma3TextConfig(
     **{**LLAMA, "num_hidden_layers": 2},
@@ -77,6 +87,16 @@ WINDOWED: Any = transformers.Gemma3TextConfig(
 SLIDING: Any = transformers.Gemma3TextConfig(
     **{**LLAMA, "num_hidden_layers": 1}, head_dim=16, sliding_window=20, layer_types=["sliding_attention"]
 )
+CONFIGS = {
+    "target": TARGET,
+    "draft": DRAFT,
+    "hybrid": HYBRID,
+    "experts": EXPERTS,
+    "next": NEXT,
+    "convs": CONVS,
+    "windowed": WINDOWED,
+    "sliding": SLIDING,
+}
 FACTS = MachineFacts(num_cores=1, total_bytes=8 * 2**30, available_bytes=4 * 2**30, gpus=())
 
 
@@ -100,21 +120,31 @@ class Engines:
         recorded = RecordedDecode(self._model, cache, batches, cpu.recording) if "cpu" in linear.active else None
         hybrid = recurrent_bytes(specs) is not None
         checkpoints = CheckpointStorage(cache, serving.num_checkpoints) if hybrid else None
-        runner = ModelRunner(self._model, cache, batches, recorded, checkpoints, draft_model=self._draft_model)
+        grammars = RowGrammars(GrammarCompiler(ByteTokenizer(), VOCAB))
+        runner = ModelRunner(
+            self._model, cache, batches, recorded, checkpoints, grammars, draft_model=self._draft_model
+        )
         terms = MadeTerms(refusal=None, failure=lambda: runner.made_drafts_failure)
-        drafting = Drafting(scheduler, lambda: float(next(ticks)), made={"draft": terms})
+        drafting = Drafting(
+            scheduler, lambda: float(next(ticks)), forced_ids=grammars.forced_ids, made={"draft": terms}
+        )
         disk = disk_cache(serving.disk_folder, scheduler, cache, checkpoints) if serving.disk_folder else None
         loop = EngineLoop(
-            scheduler, runner, ByteTokenizer(), clock=lambda: float(next(ticks)), disk=disk, drafting=drafting
+            scheduler,
+            runner,
+            ByteTokenizer(),
+            clock=lambda: float(next(ticks)),
+            grammars=grammars,
+            disk=disk,
+            drafting=drafting,
         )
         return loop, scheduler
 
 
 @pytest.fixture(scope="module", name="folders")
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    configs = {"target": TARGET, "draft": DRAFT, "hybrid": HYBRID, "windowed": WINDOWED, "sliding": SLIDING}
-    made = {name: tmp_path_factory.mktemp(name) for name in configs}
-    for name, config in configs.items():
+    made = {name: tmp_path_factory.mktemp(name) for name in CONFIGS}
+    for name, config in CONFIGS.items():
         save(random_model(config, 0), made[name])
     return made
 
@@ -202,10 +232,16 @@ def test_every_draft_is_right_behind_blocks_from_disk(models: dict[str, Model], 
 
 
 @given(
-    target=st.sampled_from(["target", "hybrid", "windowed"]),
+    target=st.sampled_from(["target", "hybrid", "experts", "next", "convs", "windowed"]),
     draft=st.sampled_from(["draft", "windowed", "sliding"]),
     rows=st.lists(
-        st.tuples(st.integers(1, 60), st.sampled_from([0.0, 0.7, 1.3]), st.sampled_from([0.0, 0.8]), st.integers(0, 8)),
+        st.tuples(
+            st.integers(1, 60),
+            st.sampled_from([0.0, 0.7, 1.3]),
+            st.sampled_from([0.0, 0.8]),
+            st.integers(0, 8),
+            st.sampled_from([None, None, GRAMMAR]),
+        ),
         min_size=1,
         max_size=4,
     ),
@@ -217,23 +253,27 @@ def test_law_speculation_with_a_draft_model_changes_nothing(
     models: dict[str, Model],
     target: str,
     draft: str,
-    rows: list[tuple[int, float, float, int]],
+    rows: list[tuple[int, float, float, int, Grammar | None]],
     num_blocks: int,
     stagger: int,
 ) -> None:
-    """Greedy and sampled, with penalties, drafted for at any depth or not at all, with little room, twice."""
+    """Greedy and sampled, penalised, constrained, drafted for at any depth or not at all, with little room, twice."""
     engines = Engines(models[target], models[draft])
     asked = []
-    for number, (length, temperature, penalty, depth) in enumerate(rows):
+    for number, (length, temperature, penalty, depth, grammar) in enumerate(rows):
         (one,) = requests(length, temperature=temperature, depth=max(1, depth), max_tokens=20)
         sampling = replace(one.sampling, frequency_penalty=penalty, seed=number)
         sources = ("ngram", "draft") if depth % 2 else ("draft",)
         drafts = Speculation(sources=sources if depth else (), depth=depth or None, adaptive=False)
-        asked.append(replace(one, request_id=RequestId(f"r{number}"), sampling=sampling, speculation=drafts))
+        request_id = RequestId(f"r{number}")
+        asked.append(replace(one, request_id=request_id, sampling=sampling, speculation=drafts, grammar=grammar))
     wanted = laws.alone(engines, off(asked))
     loop, scheduler = engines(laws.Serving(max_rows=4, num_blocks=num_blocks, prompt_cache=True, chunk_tokens=48))
     for _ in range(2):
         laws.assert_same(laws.serve_on(loop, scheduler, asked, stagger=stagger), wanted)
+    stats = loop.status("ready", ()).speculation
+    assert stats is not None
+    assert (stats.num_drafted > 0) == any(depth for _, _, _, depth, _ in rows)
 
 
 def test_passes_of_a_draft_model_run_from_recordings(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from troth.ops.sample import sample
 from troth.ops.short_conv import short_conv
 from troth.ops.sigmoid_gate import sigmoid_gate
 
+QUANTISED = [form for form in FORMS if form.startswith("Q")]
 NAMES: list[str] = [] if cpu.unavailable() else cpu.instruction_sets()
 pytestmark = [
     pytest.mark.usefixtures("fresh_memory_is_nan"),
@@ -117,6 +118,49 @@ def test_exact_product_of_a_token_has_the_same_bits_whoever_is_beside_it(isa: st
     *parts, whole = on(isa, compute)
     for part in parts:
         assert torch.equal(part, whole[: len(part)])
+
+
+@pytest.mark.parametrize("isa", NAMES)
+@pytest.mark.parametrize("form", QUANTISED)
+def test_quantised_product_of_a_prompt_has_the_bits_of_an_answer(isa: str, form: str) -> None:
+    """More tokens than meet one group after the other; in bf16 prompts are rounded more coarsely."""
+    if isa in ("amx", "avx512bf16"):
+        pytest.skip("prompts are multiplied in bf16")
+    raw = RawLinearWeight((random_weight(inputs(), form, (18, 512)),))
+    x_TI = inputs(seed=1).normal(300, 512)
+
+    def compute() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        weight, run = packed("cpu", raw, torch.float32), linear.implementations["cpu"].run
+        return run(x_TI, weight, None, 0), [run(x_TI[t : t + 1], weight) for t in (0, 203, 204, 299)]
+
+    prompt, answers = on(isa, compute)
+    assert torch.equal(prompt[[0, 203, 204, 299]], torch.cat(answers))
+
+
+@pytest.mark.parametrize("isa", NAMES)
+@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize("num_tokens", [1, 3, 9])
+def test_quantised_product_shows_what_is_not_finite_and_where(isa: str, form: str, num_tokens: int) -> None:
+    raw = RawLinearWeight((random_weight(inputs(), form, (18, 512)),))
+    x_TI = inputs(seed=1).normal(num_tokens, 512)
+    x_TI[-1, 200] = float("inf") if num_tokens == 3 else float("nan")
+    got = on(isa, lambda: linear.implementations["cpu"].run(x_TI, packed("cpu", raw, torch.float32)))
+    assert not got[-1].isfinite().any()
+    assert got[:-1].isfinite().all()
+
+
+@pytest.mark.parametrize("isa", NAMES)
+@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize("size", [3e-29, 1e-31, 0.0, 3e30])
+def test_quantised_product_of_inputs_of_any_size_is_the_reference_s(isa: str, form: str, size: float) -> None:
+    """An error relative to the largest input; what is too small to have an inverse is zero."""
+    raw = RawLinearWeight((random_weight(inputs(), form, (18, 256)),))
+    x_TI = inputs(seed=1).normal(2, 256) * size
+    got = on(isa, lambda: linear.implementations["cpu"].run(x_TI, packed("cpu", raw, torch.float32)))
+    want = linear.reference(x_TI, raw)
+    assert got.isfinite().all()
+    largest = float(want.abs().max())
+    assert float((got - want).abs().max()) <= 1e-4 * largest + (2e-28 if size < 1e-30 else 0)
 
 
 @pytest.mark.parametrize("isa", NAMES[1:])

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tests.cpu.op_cases import FLOATS, assert_close, cases, inputs, providers, run
 from troth.ops.gated_rms_norm import gated_rms_norm
 from troth.ops.grid import Case
+from troth.ops.multiply import multiply
 from troth.ops.rms_norm import add_rms_norm, rms_norm
 from troth.ops.sigmoid_gate import sigmoid_gate
 
@@ -55,6 +56,18 @@ def test_sigmoid_gate_equals_the_reference_and_keeps_its_inputs(provider: str, c
     args = case.make(inputs(dtype))
     before = (args[0].clone(), args[1].clone())
     assert_close(sigmoid_gate, run(sigmoid_gate, provider, *args), sigmoid_gate.reference(*args))
+    assert torch.equal(args[0], before[0])
+    assert torch.equal(args[1], before[1])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("case", cases(multiply))
+@pytest.mark.parametrize("provider", providers(multiply))
+def test_multiply_equals_the_reference_and_keeps_its_inputs(provider: str, case: Case, dtype: torch.dtype) -> None:
+    args = case.make(inputs(dtype))
+    before = (args[0].clone(), args[1].clone())
+    assert_close(multiply, run(multiply, provider, *args), before[0] * before[1])
+    assert_close(multiply, multiply.reference(*args), before[0] * before[1])
     assert torch.equal(args[0], before[0])
     assert torch.equal(args[1], before[1])
 

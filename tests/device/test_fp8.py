@@ -14,10 +14,10 @@ from tests.cpu.op_cases import assert_close
 from tests.cpu.test_laws import FAMILIES, requests
 from tests.cpu.tiny_models import random_model, save
 from tests.device.engines import builder
+from troth.config.resolve import FP8_CAPABILITY
 from troth.ops import registry
 from troth.ops.codes import FP8, to_codes
 from troth.ops.grid import Inputs
-from troth.ops.impl.triton import FP8_CAPABILITY
 from troth.ops.linear import RawLinearWeight, linear, pack, random_weight
 
 pytestmark = pytest.mark.device

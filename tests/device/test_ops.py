@@ -171,14 +171,29 @@ def test_a_decode_step_of_kernels_replays_from_a_graph() -> None:
     assert_close(attention, out_THD, attention.reference(q_THD, kv, table_RB, rows_of(shorter, GPU), 0.09))
 
 
-@pytest.mark.parametrize("form", ["BF16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("form", ["BF16", "Q8_0", "Q4_0", "Q4_1"])
 def test_linear_of_few_tokens_does_not_depend_on_their_number(form: str) -> None:
-    """Bit for bit as far as the kernel goes; one alone is summed in another order, by a kernel of its own."""
+    """Bit for bit as far as the kernel goes; one token of numbers is summed in another order, in its own kernel."""
     inputs = Inputs(torch.bfloat16, GPU)
     weight = pack([random_weight(inputs, form, (100, 4096))], torch.bfloat16, GPU)
     most = 32 if form == "BF16" else 16
     x_TI = inputs.normal(most, 4096)
     every = linear(x_TI, weight)
-    for count in (2, 5, most // 2 + 1):
+    for count in (2, 5, most // 2 + 1) if form == "BF16" else (1, 2, 5, most // 2 + 1):
         assert torch.equal(linear(x_TI[:count], weight), every[:count])
     assert_close(linear, linear(x_TI[:1], weight), every[:1])
+
+
+@pytest.mark.parametrize("form", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("shape", [(1500, 4096), (200, 1440)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_linear_of_quantised_weights_equals_the_reference_in_every_tiling(
+    form: str, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Inputs split and whole, and such as end within a block; twice, for what a product leaves behind."""
+    inputs = Inputs(dtype, GPU)
+    raw = RawLinearWeight((random_weight(inputs, form, shape),))
+    weight, bias_O = pack(raw.parts, dtype, GPU), inputs.normal(shape[0])
+    for num_tokens in (1, 8, 13, 32, 33, 64, 65, 3):
+        x_TI = inputs.normal(num_tokens, shape[1])
+        assert_close(linear, linear(x_TI, weight, bias_O), linear.reference(x_TI, raw, bias_O))

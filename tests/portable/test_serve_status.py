@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.portable.serving import CHAT, asking, error_of, hello
 from troth.contracts.capabilities import TemplateCapabilities
+from troth.contracts.ports import EngineStatus
+from troth.contracts.speculation import SpeculationStats
 from troth.errors import DeviceError, NotReady
 from troth.testing.fake_engine import FakeAnswer, FakeEngine
 from troth.testing.fake_server import byte_model
@@ -162,6 +165,22 @@ def test_metrics_count_responses_tokens_and_times() -> None:
         "troth_generations_running": 0,
     }
     assert {name: float(values[name]) for name in expected} == expected
+
+
+def test_metrics_count_drafts_by_source_and_outcome() -> None:
+    class Drafting(FakeEngine):
+        async def status(self) -> EngineStatus:
+            drafts = SpeculationStats(
+                num_drafted_by_source={"ngram": 7, "mtp": 3}, num_accepted_by_source={"ngram": 5}, num_verifies=4
+            )
+            return replace(await super().status(), speculation=drafts)
+
+    with asking(Drafting()) as client:
+        text = client.get("/metrics").text
+    line = r'^troth_engine_draft_tokens_total{.*outcome="(\w+)",source="(\w+)"} (\S+)$'
+    found = re.findall(line, text, re.MULTILINE)
+    wanted = {("accepted", "ngram", 5), ("rejected", "ngram", 2), ("accepted", "mtp", 0), ("rejected", "mtp", 3)}
+    assert {(outcome, source, float(count)) for outcome, source, count in found} == wanted
 
 
 def test_tokenize_and_detokenize_are_inverse_and_agree_with_completions() -> None:

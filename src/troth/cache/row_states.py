@@ -1,7 +1,7 @@
 """What the recurrent states and trails of some rows were, to go back to them.
 
-For who computes one step several times (``run/recorded.py``, ``run/graphs.py``): keys and values are only written
-again, a state would be advanced each time. Refuses to know why.
+For who computes one step several times (``run/proved.py``): keys and values are only written again, a state would be
+advanced each time. Refuses to know why.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-import torch
 from torch import Tensor
 
 from troth.cache.storage import CacheStorage
@@ -20,12 +19,13 @@ class RowStates:
     """Copies of the rows' states and trails, as they are when it is made; none where the model keeps no state.
 
     Args:
-        cache: of the model.
+        cache: of the model; None: what is computed advances no state.
         rows: of the persistent batch.
     """
 
-    def __init__(self, cache: CacheStorage, rows: Sequence[Row]) -> None:
-        live = chain.from_iterable(chain(cache.states.values(), cache.trails.values()))
+    def __init__(self, cache: CacheStorage | None, rows: Sequence[Row]) -> None:
+        by_layer = () if cache is None else chain(cache.states.values(), cache.trails.values())
+        live = chain.from_iterable(by_layer)
         self._rows = list(rows)
         self._copies = [(tensor, tensor[self._rows]) for tensor in live]
 
@@ -34,10 +34,6 @@ class RowStates:
         for live, copy in self._copies:
             live[self._rows] = copy
 
-    def are_back(self, same: Callable[[Tensor, Tensor], bool] | None = None) -> bool:
-        """Whether they are what they were, as ``same`` judges; None: bit by bit (NaN is NaN)."""
-        return all((same or _equal)(live[self._rows], copy) for live, copy in self._copies)
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    return torch.equal(left.view(torch.int32), right.view(torch.int32))
+    def are_back(self, same: Callable[[Tensor, Tensor], bool]) -> bool:
+        """Whether they are what they were, as ``same`` judges."""
+        return all(same(live[self._rows], copy) for live, copy in self._copies)

@@ -27,6 +27,7 @@ from troth.nn.layer_source import LayerSource
 from troth.nn.linear import Linear
 from troth.nn.mlp import GatedMLP
 from troth.nn.rope import RopeConfig, rotary_table
+from troth.ops.multiply import multiply
 from troth.ops.rotary_kv_write import HeadNorms, RotaryTable
 from troth.ops.short_conv import short_conv
 from troth.weights.source import WeightSource
@@ -162,8 +163,8 @@ class GatedConv:
         """As nn.decoder.Attention."""
         (state,), (trail,) = cache.states[self.layer], cache.trails[self.layer]
         before_TD, behind_TD, inner_TD = self.bcx(x_TD, batch.rows).chunk(3, dim=-1)
-        mixed_TD = short_conv(before_TD * inner_TD, self.conv_KD, state, trail, batch.rows, silu=False)
-        return self.out(behind_TD * mixed_TD, batch.rows)
+        mixed_TD = short_conv(multiply(inner_TD, before_TD), self.conv_KD, state, trail, batch.rows, silu=False)
+        return self.out(multiply(mixed_TD, behind_TD), batch.rows)
 
 
 class Model(Decoder):

@@ -208,6 +208,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
             "torch_gated_delta",
             "torch_linear",
             "torch_mask",
+            "torch_multiply",
             "torch_norm",
             "torch_rotary",
             "torch_short_conv",

@@ -61,6 +61,12 @@ class Rows:
         return slice(first, first + count) if self.rows[:count] == list(range(first, first + count)) else None
 
 
+def unrelated(num_exact: int, device: torch.device) -> Rows:
+    """Tokens of no row, for ops that look at each by itself; the first ``num_exact`` take the exact way."""
+    nothing = torch.empty(0, dtype=torch.int32, device=device)
+    return Rows([], [], [], nothing, nothing, nothing, 0, 0, num_exact)
+
+
 def recall_tensor(recalls: Mapping[int, int], num_rows: int, device: torch.device) -> Tensor:
     """What ``Rows.recall_R`` is for these ``Rows.recalls``."""
     return torch.tensor([recalls.get(i, 0) for i in range(num_rows)], dtype=torch.int64).to(device)

@@ -1,7 +1,6 @@
 """How a piece of computing is kept to run again: by a recording of operations on a CPU, by a CUDA graph on a GPU.
 
-Refuses to know what is computed, and whether running it again does the same: whoever keeps something proves it
-(``graphs.py``, ``recorded.py``, ``recorded_passes.py``).
+Refuses to know what is computed, and whether running it again does the same: ``proved.py`` finds out.
 """
 
 from __future__ import annotations

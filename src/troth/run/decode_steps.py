@@ -43,9 +43,15 @@ def step_builders(
         host = BatchBuilder(groups, max_rows, context_tokens)
         return host, RecordedDecode(model, cache, host, cpu.recording) if fastest == ("cpu",) else None
     batches = DeviceBatches(groups, max_rows, context_tokens, device)
-    graphs = DecodeGraphs(model, cache, batches, cuda_capture(), max_rows=max_rows, context_tokens=context_tokens)
-    if fastest not in (("triton",), ("invariant",)):
-        # Others look at lengths on the host, which a capture would freeze.
-        graphs.capture = None
-        graphs.refusal = "decode steps are not captured: the op provider triton is not active"
+    # Others look at lengths on the host, which a capture would freeze.
+    captures = fastest in (("triton",), ("invariant",))
+    graphs = DecodeGraphs(
+        model,
+        cache,
+        batches,
+        cuda_capture() if captures else None,
+        max_rows=max_rows,
+        context_tokens=context_tokens,
+        refusal=None if captures else "decode steps are not captured: the op provider triton is not active",
+    )
     return batches, graphs

@@ -1,9 +1,7 @@
 """Steps that only continue answers, replayed by the device: captured by rows, tokens and the width of tables.
 
 A replay costs the host one call, whatever the model's depth. Rows, and all their tokens, are padded up to the next
-captured numbers; the padding writes nowhere and reads nothing. What a capture leaves out would go unnoticed, so each is
-proved when it is made: its logits are spoilt, recurrent states put back (``cache/row_states.py``), it is replayed, and
-both must come out as from the ordinary step.
+captured numbers; the padding writes nowhere and reads nothing. Each capture is proved when it is made (``proved.py``).
 Legend: T tokens, padding included, D model width, V vocabulary.
 """
 
@@ -12,14 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import torch
 from torch import Tensor
 
-from troth.cache.row_states import RowStates
 from troth.cache.storage import CacheStorage
 from troth.contracts.names import BLOCK_TOKENS
 from troth.contracts.plan import StepPlan
@@ -27,6 +22,7 @@ from troth.models.family import Model
 from troth.run.answer_inputs import AnswerInputs
 from troth.run.capture import Capture, Computed, near
 from troth.run.device_batch import DeviceBatches
+from troth.run.proved import Kept, proved
 
 _log = logging.getLogger("troth")
 
@@ -56,9 +52,7 @@ class _Shape(NamedTuple):
 @dataclass(slots=True)
 class _Captured:
     inputs: AnswerInputs
-    replay: Callable[[], None]
-    logits_TV: Tensor
-    hidden_TD: Tensor
+    kept: Kept
 
 
 class DecodeGraphs:
@@ -68,9 +62,10 @@ class DecodeGraphs:
         model: computes the steps.
         cache: its caches.
         batches: fills the inputs.
-        capture: makes captures; ``cuda_capture`` on a GPU.
+        capture: makes captures, of proposers' passes, too; ``cuda_capture`` on a GPU. None: nothing is captured.
         max_rows: of the persistent batch.
         context_tokens: longest request.
+        refusal: why steps are not captured, in words; None: they are.
     """
 
     def __init__(
@@ -78,10 +73,11 @@ class DecodeGraphs:
         model: Model,
         cache: CacheStorage,
         batches: DeviceBatches,
-        capture: Capture,
+        capture: Capture | None,
         *,
         max_rows: int,
         context_tokens: int,
+        refusal: str | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -89,10 +85,10 @@ class DecodeGraphs:
         self._row_counts = row_counts(max_rows)
         self._widths = table_widths(-(-context_tokens // BLOCK_TOKENS))
         self._captured: dict[_Shape, _Captured] = {}
-        self.capture: Capture | None = capture
+        self.capture = capture
         self.hidden_TD: Tensor | None = None
         """Final hidden states of every token of the step that was computed last; overwritten like its logits."""
-        self.refusal: str | None = None
+        self.refusal = refusal
         """Why steps are not captured; None while they are."""
 
     def logits(self, plan: StepPlan) -> Tensor | None:
@@ -105,12 +101,13 @@ class DecodeGraphs:
             return None
         captured = self._captured.get(shape)
         if captured is None:
-            captured = self._make(plan, shape)
+            logits_TV, hidden_TD = self._make(plan, shape)
         else:
             self._batches.fill(captured.inputs, plan)
-            captured.replay()
-        self.hidden_TD = captured.hidden_TD[: plan.num_tokens]
-        return self._batches.sampled(captured.logits_TV)
+            captured.kept.run()
+            logits_TV, hidden_TD = captured.kept.computed
+        self.hidden_TD = hidden_TD[: plan.num_tokens]
+        return self._batches.sampled(logits_TV)
 
     def _shape(self, plan: StepPlan) -> _Shape | None:
         """Of the capture for a plan; None: there is none."""
@@ -128,7 +125,7 @@ class DecodeGraphs:
             last = max(start + fed for start, fed in zip(plan.starts, plan.num_new, strict=True)) - 1
         return _Shape(rows, tokens, width, self._widths[bisect_left(self._widths, last // BLOCK_TOKENS + 1)])
 
-    def _make(self, plan: StepPlan, shape: _Shape) -> _Captured:
+    def _make(self, plan: StepPlan, shape: _Shape) -> Computed:
         """Compute a plan in the ordinary way, capture it and prove the capture."""
         began, capture = time.monotonic(), self.capture
         assert capture is not None
@@ -139,20 +136,14 @@ class DecodeGraphs:
             hidden_TD = self._model.forward(self._batches.answer_batch(inputs, shape.blocks), self._cache)
             return self._model.logits(hidden_TD), hidden_TD
 
-        before = RowStates(self._cache, plan.rows)
-        ordinary_TV, _ = step()
-        after = RowStates(self._cache, plan.rows)
-        replay, (logits_TV, hidden_TD) = capture(step)
-        logits_TV.fill_(torch.nan)
-        before.put_back()
-        replay()
-        if near(logits_TV[: plan.num_tokens], ordinary_TV[: plan.num_tokens]) and after.are_back(near):
-            self._captured[shape] = _Captured(inputs, replay, logits_TV, hidden_TD)
-        else:
+        def same(again: Computed, ordinary: Computed) -> bool:
+            return near(again[0][: plan.num_tokens], ordinary[0][: plan.num_tokens])
+
+        computed, kept = proved(step, capture, self._cache, plan.rows, same)
+        if kept is None:
             self.refusal = "decode steps are not captured: a replay did not compute what the step did"
-            # What the replay wrote into blocks and states is not to be trusted: it is written once more.
-            before.put_back()
-            logits_TV, hidden_TD = step()
+        else:
+            self._captured[shape] = _Captured(inputs, kept)
         _log.info(
             "captured %d rows of %d tokens, contexts up to %d tokens: %.3f s",
             shape.rows,
@@ -160,7 +151,7 @@ class DecodeGraphs:
             shape.blocks * BLOCK_TOKENS,
             time.monotonic() - began,
         )
-        return _Captured(inputs, replay, logits_TV, hidden_TD)
+        return computed
 
 
 def row_counts(max_rows: int) -> list[int]:

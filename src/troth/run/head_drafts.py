@@ -24,7 +24,7 @@ from troth.contracts.names import BLOCK_TOKENS, Row
 from troth.contracts.plan import ON_DEVICE, StepPlan
 from troth.models.family import Model
 from troth.nn.draft_head import Pairs
-from troth.ops.rows import Rows
+from troth.ops.rows import unrelated
 from troth.run.capture import Capture
 from troth.run.head_graphs import HeadGraphs
 from troth.run.head_passes import HeadPasses
@@ -78,7 +78,6 @@ class HeadDrafts:
         if tables.table_GPB is not None and capture is not None:
             remembered = self._token_M, self._hidden_MD
             self._graphs = HeadGraphs(model, cache, tables.table_GPB[self._group], remembered, capture)
-        self._nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
         self._fresh: list[_Fresh] = []
         """Of steps that nobody has looked at yet, oldest first: what is stored together costs less."""
         self._num_primed: dict[Row, int] = {}
@@ -222,7 +221,7 @@ class HeadDrafts:
             hidden_TD=hidden_TD,
             positions_T=self._index([position - 1 for position in positions]),
             slots_T=self._tables.tables(self._group, rows[:1], rows, positions).slots_T,
-            rows=Rows([], [], [], self._nothing, self._nothing, self._nothing, 0, 0, num_exact),
+            rows=unrelated(num_exact, self._device),
         )
 
     def _recall(self, places: Sequence[Place]) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from troth.contracts.names import BLOCK_TOKENS, Row
 from troth.contracts.speculation import MAX_DRAFTS
 from troth.models.family import Model
 from troth.nn.draft_head import LastPairs, Pairs
-from troth.ops.rows import Rows
+from troth.ops.rows import Rows, unrelated
 from troth.run.capture import Capture
 from troth.run.graphs import row_counts
 from troth.run.made_drafts import Draw, OpenDrafts
@@ -160,13 +160,12 @@ class HeadGraphs:
         """Write what the head lacks. Position 0 has no pair: it stands for padding."""
         before_M = (position_M - 1).clamp_(min=0)
         slots_M = self._table_PB[row_M, position_M // BLOCK_TOKENS].long() * BLOCK_TOKENS + position_M % BLOCK_TOKENS
-        nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
         pairs = Pairs(
             token_ids_T=self._token_N[_remembered(row_M, position_M)],
             hidden_TD=self._hidden_ND[_remembered(row_M, before_M)],
             positions_T=before_M,
             slots_T=torch.where(position_M > 0, slots_M, -1),
-            rows=Rows([], [], [], nothing, nothing, nothing, 0, 0, len(row_M)),
+            rows=unrelated(len(row_M), self._device),
         )
         self._head.prime(pairs, self._cache)
 

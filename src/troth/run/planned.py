@@ -21,6 +21,7 @@ from troth.contracts.memory_plan import MemoryPlan
 from troth.errors import ModelLoadError, OptionError
 from troth.models.registry import Recognised, recognise
 from troth.ops.impl import cpu
+from troth.run.graphs import DRAFT_WIDTHS, MOST_DRAFT_TOKENS
 from troth.run.head_decision import WITHOUT_HEAD, HeadDecision
 from troth.schedule.sizing import CACHE_SHARE, GPU_CACHE_SHARE, Demand, plan_memory
 from troth.weights.fp8 import fp8_bytes, fp8_refusal
@@ -150,8 +151,12 @@ def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> s
 
 
 def max_samples(resolved: Resolved) -> int:
-    """Positions of one step whose logits there is room for: one of each row, or of fewer rows with drafts."""
-    return max(resolved.max_rows, MIN_SAMPLES)
+    """Positions of one step whose logits there is room for: one of each row, or of fewer rows with drafts.
+
+    A GPU computes those of 256 tokens in hardly more time than one; each row may have the drafts that captures do.
+    """
+    of_drafts = 0 if resolved.is_cpu else min(max(DRAFT_WIDTHS) * resolved.max_rows, MOST_DRAFT_TOKENS)
+    return max(resolved.max_rows, MIN_SAMPLES, of_drafts)
 
 
 def require_fit(planned: Planned) -> None:

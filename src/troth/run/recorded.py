@@ -1,9 +1,8 @@
 """Decode steps that run from a recording: the same operations on the same buffers, refilled for each step.
 
 A step in which every row feeds one output token is recorded once per number of rows, and one with drafts once per
-numbers of drafts that come again; later ones cost Python a handful of calls. What a recording leaves out (anything
-that is not an op of the recording provider) would go unnoticed, so each is proved when it is made: its results are
-spoilt, it runs again, and its logits must equal those of the ordinary step, and the recurrent states it leaves, too.
+numbers of drafts that come again; later ones cost Python a handful of calls. A recording leaves out what is no op of
+the recording provider, so each is proved when it is made (``proved.py``).
 Legend: R rows, T tokens, D model width, S sampled positions, V vocabulary.
 """
 
@@ -17,12 +16,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from troth.cache.row_states import RowStates
 from troth.cache.storage import CacheStorage
 from troth.contracts.plan import NO_SAMPLE, StepPlan
 from troth.models.family import Model
 from troth.run.batch import BatchBuilder
-from troth.run.capture import Capture, Record, Recording, capture_by
+from troth.run.capture import Capture, Computed, Record, capture_by
+from troth.run.proved import Kept, proved
 
 SIGHTINGS: Final = 2
 """Steps with the same numbers of drafts after which they are recorded: making a recording takes three steps."""
@@ -35,9 +34,7 @@ MAX_VERIFY_TOKENS: Final = 32
 @dataclass(slots=True)
 class _Recorded:
     refill: Callable[[StepPlan], None]
-    recording: Recording
-    logits_RV: Tensor
-    hidden_TD: Tensor
+    kept: Kept
 
 
 class RecordedDecode:
@@ -54,7 +51,6 @@ class RecordedDecode:
         self._model = model
         self._cache = cache
         self._batches = batches
-        self._record = record
         self.capture: Capture | None = capture_by(record)
         self._by_rows: dict[int, _Recorded] = {}
         self._by_widths: dict[tuple[int, ...], _Recorded] = {}
@@ -77,9 +73,9 @@ class RecordedDecode:
         if recorded is None:
             return None if plan.num_verifies and not self._comes_again(plan) else self._make(plan)
         recorded.refill(plan)
-        recorded.recording.run()
-        self.hidden_TD = recorded.hidden_TD
-        return recorded.logits_RV
+        recorded.kept.run()
+        logits_RV, self.hidden_TD = recorded.kept.computed
+        return logits_RV
 
     def _comes_again(self, plan: StepPlan) -> bool:
         """Whether a step with drafts is worth a recording."""
@@ -91,27 +87,24 @@ class RecordedDecode:
 
     def _make(self, plan: StepPlan) -> Tensor:
         batch = self._batches.build_whole(plan)
-        before = RowStates(self._cache, plan.rows)
-        self.hidden_TD = self._model.forward(batch, self._cache)
-        ordinary_RV = self._model.logits(self.hidden_TD).clone()
-        after = RowStates(self._cache, plan.rows)
-        before.put_back()
-        with self._record() as recording:
+
+        def step() -> Computed:
             hidden_TD = self._model.forward(batch, self._cache)
-            logits_RV = self._model.logits(hidden_TD)
-        recording.spoil()
-        before.put_back()
-        recording.run()
-        # The same operations in the same order: not close, equal.
-        if torch.equal(logits_RV, ordinary_RV) and after.are_back():
-            made = _Recorded(self._batches.refiller(batch), recording, logits_RV, hidden_TD)
-            if plan.num_verifies:
-                self._by_widths[tuple(plan.num_new)] = made
-            else:
-                self._by_rows[len(plan.rows)] = made
-        else:
+            return self._model.logits(hidden_TD), hidden_TD
+
+        assert self.capture is not None
+        (logits_RV, self.hidden_TD), kept = proved(step, self.capture, self._cache, plan.rows, _equal_logits)
+        if kept is None:
             self.refusal = "decode steps are not recorded: this model computes outside the recording ops"
-            # What the recording wrote into blocks and states is not to be trusted: it is written once more.
-            before.put_back()
-            self.hidden_TD = self._model.forward(batch, self._cache)
-        return ordinary_RV
+            return logits_RV
+        made = _Recorded(self._batches.refiller(batch), kept)
+        if plan.num_verifies:
+            self._by_widths[tuple(plan.num_new)] = made
+        else:
+            self._by_rows[len(plan.rows)] = made
+        return logits_RV
+
+
+def _equal_logits(again: Computed, ordinary: Computed) -> bool:
+    """The same operations in the same order: not close, equal."""
+    return torch.equal(again[0], ordinary[0])

@@ -10,9 +10,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-import torch
-
-from troth.run.capture import Capture, Computed, near
+from troth.run.capture import Capture, Computed
+from troth.run.proved import Kept, proved
 
 Inputs = TypeVar("Inputs")
 MAX_SHAPES: Final = 64
@@ -22,8 +21,7 @@ MAX_SHAPES: Final = 64
 @dataclass(slots=True)
 class _Recorded(Generic[Inputs]):
     inputs: Inputs
-    run: Callable[[], None]
-    computed: Computed
+    kept: Kept
 
 
 class RecordedPasses(Generic[Inputs]):
@@ -62,19 +60,15 @@ class RecordedPasses(Generic[Inputs]):
                 return self._compute(inputs)
             return self._make(shape, inputs, self._capture)
         self._refill(recorded.inputs, inputs)
-        recorded.run()
-        return recorded.computed
+        recorded.kept.run()
+        return recorded.kept.computed
 
     def _make(self, shape: Hashable, inputs: Inputs, capture: Capture) -> Computed:
         """Compute a pass in the ordinary way, keep it and prove that it runs again."""
-        ordinary = [tensor.clone() for tensor in self._compute(inputs)]
-        kept = self._copied(inputs)
-        run, again = capture(lambda: self._compute(kept))
-        for tensor in again:
-            tensor.fill_(torch.nan)
-        run()
-        if all(map(near, again, ordinary)):
-            self._recorded[shape] = _Recorded(kept, run, again)
-        else:
+        own = self._copied(inputs)
+        ordinary, kept = proved(lambda: self._compute(own), capture)
+        if kept is None:
             self._capture = None  # it computes outside of what is kept: drafts are the slower for it
+        else:
+            self._recorded[shape] = _Recorded(own, kept)
         return ordinary

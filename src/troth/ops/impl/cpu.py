@@ -42,7 +42,7 @@ FORMATS: Final = {
     GgmlType.Q6_K: 7,
 }
 """Quantised formats the kernels pack, by their number in ``csrc/arguments.h``."""
-INTERFACE: Final = 6
+INTERFACE: Final = 7
 """Which extension these modules speak to; ``csrc/module.cpp`` says which one it is."""
 DENSE_FORMATS: Final = {torch.float32: 8, torch.float16: 9, torch.bfloat16: 10}
 PACKED_GROWTH: Final = 1.03
@@ -248,9 +248,10 @@ def operations(*arguments: Any, results: tuple[Tensor, ...]) -> Operations:
     return _state.now
 
 
-def bf16_products() -> bool:
-    """Whether prompts are multiplied in bf16: the instruction set has it."""
-    return _device().bf16_products
+def product_scratch(weight: Weight, num_exact: int, num_tokens: int) -> Tensor | None:
+    """uint8 for the rounded inputs of a product, shared by all threads; None where each thread rounds for itself."""
+    num_bytes = _device().scratch_bytes(weight, num_exact, num_tokens)
+    return torch.empty(num_bytes, dtype=torch.uint8) if num_bytes else None
 
 
 def new_weight(inputs: int) -> Weight:

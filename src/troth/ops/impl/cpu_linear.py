@@ -112,22 +112,23 @@ def _takes_linear(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_e
 
 @linear.provider("cpu", supports=_takes_linear)
 def linear_cpu(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: int | None = None) -> Tensor:
-    """As ops.linear. Beyond ``num_exact`` tokens, products are bf16 where the processor multiplies those directly."""
+    """As ops.linear. Quantised weights meet inputs of 16 bits (``csrc/pairs.h``), rounded in groups of 32.
+
+    Beyond ``num_exact`` tokens, products are bf16 where the processor multiplies those directly.
+    """
     x_TI = x_TI.contiguous()
     num_tokens = x_TI.shape[0]
     exact = num_tokens if num_exact is None else num_exact
     y_TO = torch.empty(num_tokens, weight.shape[0])
-    rounded = None
-    if exact < num_tokens and cpu.bf16_products():
-        rounded = torch.empty(num_tokens - exact, weight.shape[1], dtype=torch.bfloat16)
-    cpu.operations(x_TI, weight, bias_O, rounded, results=(y_TO,)).linear(
+    scratch = cpu.product_scratch(weight.kernel, exact, num_tokens)
+    cpu.operations(x_TI, weight, bias_O, scratch, results=(y_TO,)).linear(
         weight.kernel,
         0 if bias_O is None else bias_O.data_ptr(),
         x_TI.data_ptr(),
         y_TO.data_ptr(),
         exact,
         num_tokens,
-        0 if rounded is None else rounded.data_ptr(),
+        0 if scratch is None else scratch.data_ptr(),
     )
     return y_TO
 

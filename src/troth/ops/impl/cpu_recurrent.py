@@ -13,6 +13,7 @@ from torch import Tensor
 from troth.ops.gated_delta import Decay, gated_delta
 from troth.ops.gated_rms_norm import gated_rms_norm
 from troth.ops.impl import cpu
+from troth.ops.multiply import multiply
 from troth.ops.rows import Rows
 from troth.ops.short_conv import short_conv
 from troth.ops.sigmoid_gate import sigmoid_gate
@@ -145,4 +146,20 @@ def sigmoid_gate_cpu(x_TI: Tensor, gate_TI: Tensor) -> Tensor:
     cpu.operations(x_TI, gate_TI, results=(y_TI,)).gated_norm(
         x_TI.data_ptr(), gate_TI.data_ptr(), gate_TI.stride(0), 0, 0.0, y_TI.data_ptr(), width, 1, num_tokens
     )
+    return y_TI
+
+
+def _takes_product(x_TI: Tensor, gate_TI: Tensor) -> bool:
+    return _takes(x_TI) and _takes(gate_TI)
+
+
+@multiply.provider("cpu", supports=_takes_product)
+def multiply_cpu(x_TI: Tensor, gate_TI: Tensor) -> Tensor:
+    """As ops.multiply: PyTorch's product, which a recording calls."""
+    y_TI = torch.empty(x_TI.shape)
+
+    def compute() -> None:
+        torch.mul(x_TI, gate_TI, out=y_TI)
+
+    cpu.call(compute, results=(y_TI,))
     return y_TI

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from troth.config.resolve import FP8_CAPABILITY
 from troth.ops.codes import FP8
 from troth.ops.layer_kv import LayerKV
 
@@ -23,8 +24,6 @@ INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run on CPU tensors; Triton reads the variable when kernels are defined."""
 LEAST_CAPABILITY: Final = (8, 0)
 """The first NVIDIA generation with bfloat16 products and asynchronous copies."""
-FP8_CAPABILITY: Final = (8, 9)
-"""The first with numbers of 8 bits."""
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 

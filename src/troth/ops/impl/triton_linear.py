@@ -19,7 +19,8 @@ from torch import Tensor
 from troth.ops.impl.torch_linear import DenseLinearWeight
 from troth.ops.impl.triton import takes
 from troth.ops.impl.triton_fp8 import Fp8LinearWeight, multiplies_codes, pack_fp8, rounded
-from troth.ops.impl.triton_groups import GroupLinearWeight, linear_of_groups, pack_groups
+from troth.ops.impl.triton_groups import GroupLinearWeight, pack_groups
+from troth.ops.impl.triton_groups_product import linear_of_groups
 from troth.ops.impl.triton_overlap import OVERLAP
 from troth.ops.impl.triton_product import FEW_CODES, product_of_codes, product_of_few
 from troth.ops.linear import PACKERS, LinearWeight, RawWeight, linear

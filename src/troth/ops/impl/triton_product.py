@@ -62,7 +62,7 @@ class Tiling(NamedTuple):
 
 
 @triton.jit
-def _fetch(at: tl.tensor) -> None:
+def fetch(at: tl.tensor) -> None:
     """Ask for memory behind pointers to come nearer, into the second cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
@@ -125,7 +125,7 @@ def product(
     if OVERLAP and FETCHED > 0:
         # Weights never change: they may come before the tokens are there.
         LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth
-        _fetch(w_row + tl.arange(0, FETCHED // LINE)[None, :] * LINE)
+        fetch(w_row + tl.arange(0, FETCHED // LINE)[None, :] * LINE)
     await_inputs(OVERLAP)
     acc = tl.zeros([N, M] if WEIGHTS_FIRST else [M, N], tl.float32)
     for first in range(0, span, L):
@@ -209,7 +209,7 @@ def _product(
     parts, arrivals = y_TO, y_TO
     if tiling.splits > 1:
         parts = torch.empty(tiling.splits, num_tokens, num_outputs, dtype=torch.float32, device=x_TI.device)
-        arrivals = _arrivals(weight_OI, tiles)
+        arrivals = arrivals_of(weight_OI, tiles)
     product[(tiles, tiling.splits)](
         x_TI,
         weight_OI,
@@ -240,10 +240,11 @@ def _product(
     return y_TO
 
 
-def _arrivals(weight_OI: Tensor, tiles: int) -> Tensor:
-    if weight_OI not in _ARRIVALS:
-        _ARRIVALS[weight_OI] = torch.zeros(tiles, dtype=torch.int32, device=weight_OI.device)
-    arrivals: Tensor = _ARRIVALS[weight_OI]
+def arrivals_of(weight: Tensor, tiles: int) -> Tensor:
+    """int32 [tiles], zeros: the places where programs that share a tile of this matrix's products report."""
+    if weight not in _ARRIVALS:
+        _ARRIVALS[weight] = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
+    arrivals: Tensor = _ARRIVALS[weight]
     return arrivals
 
 

@@ -1,0 +1,114 @@
+// Inputs as 16-bit integers, two to a lane, and their products with quants of the same form.
+//
+// 32 inputs are rounded to integers of 16 bits that share a float32 scale: x = scale * code, off by at most half a scale,
+// 1.5e-5 of the largest of them. What follows is exact: a processor multiplies pairs of such integers and adds the two
+// products to a sum of 32 bits in one or two instructions, twice as many products as it has of float32 ones, and integer
+// sums do not depend on their order. |quant| <= 128, so 32 products stay below 2^27.
+//
+// Pair p of 16 holds inputs pair_input(p) and pair_input(p) + 2 in the low and the high half of its lane: the order in
+// which quants leave their words (packed.h).
+#pragma once
+
+#include <cmath>
+
+#include "arguments.h"
+#include "simd.h"
+
+namespace troth {
+namespace TROTH_ISA {
+
+typedef int32_t I __attribute__((vector_size(4 * W)));
+typedef uint32_t U __attribute__((vector_size(4 * W)));
+typedef int16_t S __attribute__((vector_size(4 * W)));
+
+constexpr int pair_input(int p) { return p / 4 * 4 + p / 2 % 2 * 16 + p % 2; }
+
+inline V to_float(I i) { return (V)__builtin_convertvector(i, V); }
+
+// sum + the two products of each lane.
+#if defined(TROTH_AVX512)
+inline I dot(I a, I b, I sum) { return (I)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16((__m512i)a, (__m512i)b)); }
+#elif defined(TROTH_AVX2)
+inline I dot(I a, I b, I sum) { return (I)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16((__m256i)a, (__m256i)b)); }
+#elif defined(TROTH_NEON)
+inline I dot(I a, I b, I sum) {
+    const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+    const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y)), high = vmull_high_s16(x, y);
+    return (I)vaddq_s32((int32x4_t)sum, vpaddq_s32(low, high));
+}
+#else
+inline I dot(I a, I b, I sum) {
+    return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+}
+#endif
+
+// W integers of inputs 0 .. 15 and the same W of inputs 16 .. 31, as pairs.
+#if defined(TROTH_AVX512)
+inline void store_pairs(int16_t* to, V low, V high) {
+    const __m512i both = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
+    _mm512_storeu_si512(to, _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(both, 0xd8), 0xd8));
+}
+#elif defined(TROTH_AVX2)
+inline void store_pairs(int16_t* to, V low, V high) {
+    const __m256i both = _mm256_packs_epi32(_mm256_cvtps_epi32(low), _mm256_cvtps_epi32(high));
+    _mm256_storeu_si256((__m256i*)to, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(both, 0xd8), 0xd8));
+}
+#else
+inline void store_pairs(int16_t* to, V low, V high) {  // W is 4
+    for (int k = 0; k < 4; k++) {
+        to[k / 2 + k % 2 * 2] = (int16_t)low[k];
+        to[4 + k / 2 + k % 2 * 2] = (int16_t)high[k];
+    }
+}
+#endif
+
+// 32 inputs of one token.
+struct Rounded {
+    int16_t codes[32];    // by pair
+    float scale;          // NaN where an input is not finite
+    float sum;            // of what the codes stand for
+    int32_t halves[2];    // sums of codes of inputs 0 .. 15 and 16 .. 31
+};
+
+static_assert(sizeof(Rounded) == ROUNDED_BYTES);
+
+// Inputs that are all below this are taken as zero.
+constexpr float SMALLEST_INPUTS = 1e-30f;
+
+inline void round_32(const float* x, Rounded* out) {
+    V peak = zero(), wrong = zero();
+    for (int i = 0; i < 32; i += W) {
+        const V v = load(x + i);
+        peak = max(peak, max(v, zero() - v));
+        wrong = fma(v, zero(), wrong);  // 0, or NaN from what is not finite
+    }
+    const float most = largest(peak);
+    const bool finite = sum(wrong) == 0.0f;
+    const V inverse = all(finite && most > SMALLEST_INPUTS ? 32767.0f / most : 0.0f);
+    V low = zero(), high = zero();  // sums, exact: below 2^24
+    for (int i = 0; i < 16; i += W) {
+        const V a = finite ? nearest(load(x + i) * inverse) : zero();
+        const V b = finite ? nearest(load(x + 16 + i) * inverse) : zero();
+        store_pairs(out->codes + 2 * i, a, b);
+        low = low + a;
+        high = high + b;
+    }
+    out->halves[0] = (int32_t)sum(low);
+    out->halves[1] = (int32_t)sum(high);
+    out->scale = finite ? (most > SMALLEST_INPUTS ? most / 32767.0f : 0.0f) : NAN;
+    out->sum = out->scale * (float)(out->halves[0] + out->halves[1]);
+}
+
+inline void round_row(const float* x, int inputs, Rounded* out) {
+    for (int i = 0; i < inputs; i += 32) round_32(x + i, out++);
+}
+
+// Two codes in every lane.
+inline I two(const int16_t* codes) {
+    int32_t pair;
+    memcpy(&pair, codes, 4);
+    return I{} + pair;
+}
+
+}  // namespace TROTH_ISA
+}  // namespace troth
