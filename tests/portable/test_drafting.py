@@ -134,6 +134,39 @@ def test_drafts_end_answers_where_they_end_without(
         assert num_fewer < num_steps
 
 
+@pytest.mark.parametrize("apart", [1, 2, 3, 4])
+@pytest.mark.parametrize("beside", [False, True])
+def test_rows_with_drafts_go_in_one_step_whenever_they_began(apart: int, beside: bool) -> None:
+    """Apart, in turns, each group would read all weights for itself; a row without drafts is launched ahead as ever."""
+    scheduler = Scheduler(limits(groups=(FULL,), num_blocks=(64,)))
+    runner, plans = Reciter((FULL,), (64,)), list[StepPlan]()
+    launch = runner.launch
+
+    def noted(plan: StepPlan) -> Any:
+        plans.append(plan)
+        return launch(plan)
+
+    runner.launch = noted  # type: ignore[method-assign]
+    drafting = Drafting(scheduler, lambda: 0.0)
+    loop = EngineLoop(scheduler, runner, ByteTokenizer(), clock=lambda: 0.0, pipeline_depth=1, drafting=drafting)
+    way = Speculation(sources=("external",), depth=1, adaptive=False, predicted_ids=(*SAID, EOS_ID))
+    for number, speculation in enumerate((way, None, way) if beside else (way, way)):
+        name = RequestId(f"r{number}")
+        loop.add(Request(request_id=name, prompt_ids=(65,) * 20, max_tokens=50, speculation=speculation), Sink())
+        for _ in range(apart):
+            loop.step()
+    while loop.step():
+        pass
+    verifies = [plan.num_verifies for plan in plans if plan.num_verifies]
+    both = verifies.index(2)
+    last = len(verifies) - 1 - verifies[::-1].index(2)
+    assert set(verifies[both : last + 1]) == {2}
+    assert last - both >= 12
+    began = plans.index(next(plan for plan in plans if plan.num_verifies == 2))
+    alone = any(plan.num_decodes == 1 and not plan.num_verifies for plan in plans[began : began + 5])
+    assert alone == beside, "the row without drafts goes on while the others are judged"
+
+
 def test_scheduler_hears_of_a_cut_before_the_end_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stop string came in the same step as the last token of ``max_tokens``: what is behind it was never said."""
     cuts: list[int | None] = []

@@ -103,6 +103,13 @@ class Drafting:
         """What became of all drafts."""
         return replace(self._totals.stats(), uncertified=any(terms.uncertified for terms in self._made.values()))
 
+    @property
+    def is_split(self) -> bool:
+        """Whether some rows with drafts are under way while others could go: once together, they take one step."""
+        states = (self._scheduler.state_of(name) for name, drafter in self._drafters.items() if drafter.joined)
+        under_way = [state.num_pending > 0 for state in states if state is not None and _goes_on(state)]
+        return any(under_way) and not all(under_way)
+
     def propose(self, *, is_idle: bool) -> None:
         """Make drafts for the step to be planned; ``is_idle``: none is under way."""
         if not self._drafters:

@@ -210,6 +210,9 @@ class EngineLoop:
     def step(self) -> bool:
         """Plan and launch one step, commit what is due; False when there was nothing to do."""
         compilations, restoring = self._take_compiled(), self._work_disk()
+        if self._drafting is not None and self._in_flight and self._drafting.is_split:
+            self._commit_oldest()
+            return True
         if self._drafting is not None:
             self._drafting.propose(is_idle=not self._in_flight)
         plan = self._scheduler.plan(self._clock())
