@@ -37,8 +37,8 @@ struct PackArguments {
 
 struct LinearArguments;
 
-// The panel of outputs begin and after it of one part, times the tokens past the exact ones, rounded to bf16 in scratch. y is
-// that part's first output; panel is scratch.
+// The panel of outputs begin and after it of one part, times the tokens past the exact ones, rounded to bf16 in
+// LinearArguments::scratch. y is that part's first output; panel is memory for one panel.
 using Panels16 = void (*)(const LinearArguments&, const WeightPart&, int begin, float* y, float* panel);
 
 struct LinearArguments {
@@ -49,9 +49,9 @@ struct LinearArguments {
     const float* bias;    // [outputs] or null
     const float* x;       // [T, inputs]
     float* y;             // [T, outputs]
-    int exact;            // leading tokens whose products are not made by panels
+    int exact;            // leading tokens that may not go through panels: Rows.num_exact of ops/rows.py
     int tokens;           // T
-    void* scratch;        // what round_inputs makes for all threads: bf16 [T - exact, inputs] for panels16, else Rounded
+    void* scratch;        // inputs rounded once for all threads: bf16 [T - exact, inputs] for panels16, else Rounded
                           // [T, inputs / 32] (pairs.h), ROUNDED_BYTES each; null: threads round for themselves
     Panels16 panels16;    // null without scratch
 };

@@ -11,8 +11,8 @@ struct Kernels {
     const char* name;
     int vector_floats;
     Panels16 panels16;                         // null without bf16 products
-    void (*round_to_bf16)(const void*, Turn);  // and this, too; LinearArguments::scratch for them
-    void (*round_inputs)(const void*, Turn);   // LinearArguments::scratch for the rest
+    void (*round_to_bf16)(const void*, Turn);  // fills LinearArguments::scratch for panels16; null without it
+    void (*round_inputs)(const void*, Turn);   // fills it for packed weights
     void (*linear)(const void*, Turn);
     void (*embedding)(const void*, Turn);
     void (*norm)(const void*, Turn);

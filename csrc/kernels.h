@@ -2,6 +2,9 @@
 // (isa_*.cpp), each in its own namespace.
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "arguments.h"
 #include "attention.h"
 #include "kernel_table.h"
@@ -76,7 +79,7 @@ struct DotPieces {
 
 inline bool is_packed(const WeightPart& part) { return part.format < FORMAT_F32; }
 
-// Leading tokens of a part whose products are not made by panels.
+// Leading tokens of a part whose products are not made by panels; panels of packed weights are bf16 alone.
 inline int dot_tokens(const LinearArguments& a, const WeightPart& part) {
     return is_packed(part) && !a.panels16 ? a.tokens : a.exact;
 }
@@ -94,7 +97,8 @@ inline void dot_piece(const LinearArguments& a, RoundedTokens& rounded, int begi
                                    (last - first + GROUP - 1) / GROUP, rounded.tokens(), tokens, a.inputs,
                                    a.y + before + first, a.outputs, last - first);
                 else
-                    dots<F>(part.rows, part.row_bytes, a.x, a.inputs, tokens, a.inputs, a.y + before, a.outputs, first, last);
+                    dots<F>(part.rows, part.row_bytes, a.x, a.inputs, tokens, a.inputs, a.y + before, a.outputs, first,
+                            last);
             });
             add_bias(a, 0, tokens, before + first, before + last);
         }
@@ -130,16 +134,15 @@ inline void linear(const void* arguments, Turn turn) {
     const auto& a = *(const LinearArguments*)arguments;
     static thread_local std::vector<float> panel;
     int panels = 0, dotted = 0;
+    bool wants_panels = false;
     for (int p = 0; p < a.num_parts; p++) {
         const int tokens = dot_tokens(a, a.parts[p]);
         dotted = std::max(dotted, tokens);
-        if (tokens < a.tokens) panels = 1;
+        wants_panels |= tokens < a.tokens;
+        panels += (a.parts[p].outputs + PANEL - 1) / PANEL;
     }
-    if (panels) {
-        panels = 0;
-        for (int p = 0; p < a.num_parts; p++) panels += (a.parts[p].outputs + PANEL - 1) / PANEL;
-        if (panel.empty()) panel.resize((size_t)PANEL_INPUTS * PANEL);
-    }
+    if (!wants_panels) panels = 0;
+    if (panels && panel.empty()) panel.resize((size_t)PANEL_INPUTS * PANEL);
     RoundedTokens rounded(a, dotted);
     const DotPieces pieces(a, turn.threads);
     for (int i; (i = turn.take(panels + (dotted ? pieces.count : 0))) >= 0;) {

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "arguments.h"
 #include "formats.h"
@@ -102,8 +101,8 @@ template <class F>
 void dots(const uint8_t* w, size_t row_bytes, const float* x, size_t x_stride, int tokens, int inputs, float* y,
           size_t y_stride, int begin, int end) {
     int t = 0;
-    for (; t + 4 <= tokens; t += 4)
-        dots_some<F, 4>(w, row_bytes, x + t * x_stride, x_stride, inputs, y + t * y_stride, y_stride, begin, end);
+    for (; t + DOT_TOKENS <= tokens; t += DOT_TOKENS)
+        dots_some<F, DOT_TOKENS>(w, row_bytes, x + t * x_stride, x_stride, inputs, y + t * y_stride, y_stride, begin, end);
     const float* xt = x + t * x_stride;
     float* yt = y + t * y_stride;
     switch (tokens - t) {
@@ -114,7 +113,7 @@ void dots(const uint8_t* w, size_t row_bytes, const float* x, size_t x_stride, i
     }
 }
 
-constexpr int PANEL = std::max(GROUP, 2 * W);   // outputs side by side: whole groups
+constexpr int PANEL = std::max(GROUP, 2 * W);   // outputs side by side: whole groups, for panels16.h
 constexpr int PANEL_VECTORS = PANEL / W;
 constexpr int PANEL_TOKENS = W == 16 ? 12 : W == 8 ? 6 : 3;  // accumulators: 24 of 32 registers, or 12 of 16
 constexpr int PANEL_INPUTS = 2048;    // inputs per panel: 2048 * 16 * 4 bytes = 128 KiB stay in the second-level cache

@@ -18,8 +18,6 @@
 //   Q6_K   256     d f16[16] | 8 x { scale i8[2][16] | high u32[2][16] | quants u32[4][16] }
 #pragma once
 
-#include <type_traits>
-
 #include "formats.h"
 #include "pairs.h"
 
@@ -35,8 +33,8 @@ inline U load_words(const uint8_t* p) {
     return u;
 }
 
-// A format: weight = scale * (q - ZERO) + minimum, scale and minimum for each half (16 inputs) of 32. Quants come as pairs
-// (pairs.h): pairs() gives 4 i .. 4 i + 3 of W rows.
+// A format: weight = scale * (q - ZERO) + minimum, of 32 inputs, or of each half of them where HALVES. Quants come as pairs
+// (pairs.h): pairs() gives pairs 4 i .. 4 i + 3 of W rows.
 template <int HEADER, int SUBS, int SUB_HEADER, int HIGH_WORDS, int WORDS>
 struct Layout {
     static constexpr bool PACKED = true;
@@ -49,7 +47,7 @@ struct Layout {
     static const uint8_t* quants(const uint8_t* block, int s) { return high(block, s) + 64 * HIGH_WORDS; }
 };
 
-inline V halves_at(const uint8_t* p, int lanes) { return load_f16((const uint16_t*)p + lanes * W); }
+inline V f16_at(const uint8_t* p, int lanes) { return load_f16((const uint16_t*)p + lanes * W); }
 
 inline void nibble_pairs(const uint8_t* quants, int i, int lanes, I* out) {
     const U words = load_words(quants + 64 * i + 4 * W * lanes);
@@ -76,7 +74,7 @@ inline void five_bit_pairs(const uint8_t* quants, const uint8_t* high, int i, in
 struct Packed4_0 : Layout<32, 1, 0, 0, 4> {
     static constexpr int ZERO = 8;
     static constexpr bool MINIMUM = false;
-    static V scale(const uint8_t* block, int, int, int lanes) { return halves_at(block, lanes); }
+    static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
         nibble_pairs(quants(block, s), i, lanes, out);
     }
@@ -85,8 +83,8 @@ struct Packed4_0 : Layout<32, 1, 0, 0, 4> {
 struct Packed4_1 : Layout<64, 1, 0, 0, 4> {
     static constexpr int ZERO = 0;
     static constexpr bool MINIMUM = true;
-    static V scale(const uint8_t* block, int, int, int lanes) { return halves_at(block, lanes); }
-    static V minimum(const uint8_t* block, int, int lanes) { return halves_at(block + 32, lanes); }
+    static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
+    static V minimum(const uint8_t* block, int, int lanes) { return f16_at(block + 32, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
         nibble_pairs(quants(block, s), i, lanes, out);
     }
@@ -95,7 +93,7 @@ struct Packed4_1 : Layout<64, 1, 0, 0, 4> {
 struct Packed5_0 : Layout<32, 1, 0, 1, 4> {
     static constexpr int ZERO = 16;
     static constexpr bool MINIMUM = false;
-    static V scale(const uint8_t* block, int, int, int lanes) { return halves_at(block, lanes); }
+    static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
         five_bit_pairs(quants(block, s), high(block, s), i, lanes, out);
     }
@@ -104,8 +102,8 @@ struct Packed5_0 : Layout<32, 1, 0, 1, 4> {
 struct Packed5_1 : Layout<64, 1, 0, 1, 4> {
     static constexpr int ZERO = 0;
     static constexpr bool MINIMUM = true;
-    static V scale(const uint8_t* block, int, int, int lanes) { return halves_at(block, lanes); }
-    static V minimum(const uint8_t* block, int, int lanes) { return halves_at(block + 32, lanes); }
+    static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
+    static V minimum(const uint8_t* block, int, int lanes) { return f16_at(block + 32, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
         five_bit_pairs(quants(block, s), high(block, s), i, lanes, out);
     }
@@ -114,9 +112,9 @@ struct Packed5_1 : Layout<64, 1, 0, 1, 4> {
 struct Packed8_0 : Layout<32, 1, 0, 0, 8> {
     static constexpr int ZERO = 0;
     static constexpr bool MINIMUM = false;
-    static V scale(const uint8_t* block, int, int, int lanes) { return halves_at(block, lanes); }
+    static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
-for (int h = 0; h < 2; h++) {
+        for (int h = 0; h < 2; h++) {
             const S bytes = (S)load_words(quants(block, s) + 64 * (i + 4 * h) + 4 * W * lanes);  // with a sign
             out[2 * h] = (I)((S)(bytes << 8) >> 8);
             out[2 * h + 1] = (I)(bytes >> 8);
@@ -130,10 +128,10 @@ struct SubScales : Layout<64, 8, 32, HIGH_WORDS, 4> {
     static constexpr int ZERO = 0;
     static constexpr bool MINIMUM = true;
     static V scale(const uint8_t* block, int s, int, int lanes) {
-        return halves_at(block, lanes) * load_u8(SubScales::sub(block, s) + lanes * W);
+        return f16_at(block, lanes) * load_u8(SubScales::sub(block, s) + lanes * W);
     }
     static V minimum(const uint8_t* block, int s, int lanes) {
-        return zero() - halves_at(block + 32, lanes) * load_u8(SubScales::sub(block, s) + 16 + lanes * W);
+        return zero() - f16_at(block + 32, lanes) * load_u8(SubScales::sub(block, s) + 16 + lanes * W);
     }
 };
 
@@ -154,7 +152,7 @@ struct Packed6_K : Layout<32, 8, 32, 2, 4> {
     static constexpr int ZERO = 32;
     static constexpr bool MINIMUM = false;
     static V scale(const uint8_t* block, int s, int half, int lanes) {
-        return halves_at(block, lanes) * load_i8((const int8_t*)sub(block, s) + 16 * half + lanes * W);
+        return f16_at(block, lanes) * load_i8((const int8_t*)sub(block, s) + 16 * half + lanes * W);
     }
     // Bits 8 b + 2 i and the next of a row's word h belong to input 4 i + b + 16 h.
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {

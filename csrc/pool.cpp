@@ -36,6 +36,7 @@ Pool::~Pool() {
 }
 
 void Pool::run(const Operation* operations, int count) {
+    if (!count) return;  // without a meeting a late worker would take the next program for this one
     if ((int)next_.size() < count) next_ = std::vector<std::atomic<int>>(count * 2);
     for (int i = 0; i < count; i++) next_[i].store(0, std::memory_order_relaxed);
     operations_ = operations;

@@ -1,7 +1,7 @@
 // Products of rounded inputs (pairs.h) with quantised weights (packed.h), one group of 16 rows at a time.
 //
-// A result is, for every 32 inputs in order, total = fma(scale of weights * scale of inputs, integer sum, total), then the
-// minimum times the inputs' sum. Integer sums are exact, so that a (token, output) has the same bits however many tokens
+// A result is, for every 32 inputs in order (every 16 where halves have scales of their own),
+// total = fma(scale of weights * scale of inputs, integer sum, total), then the minimum times the inputs' sum, if any. Integer sums are exact, so that a (token, output) has the same bits however many tokens
 // there are, whichever tile they fall into and whether quants went through memory.
 #pragma once
 
@@ -107,7 +107,7 @@ struct Decoded {
     }
 };
 
-// N tokens times `span` times 32 inputs.
+// N tokens times `span` times 32 inputs, `at` the first of them among the tokens'.
 template <class F, int N>
 void meet(const Decoded<F>* decoded, int span, const Rounded* const* tokens, int at, V (*total)[LANE_VECTORS]) {
     for (int s = 0; s < span; s++, decoded++, at++) {

@@ -183,13 +183,6 @@ inline uint16_t f32_to_bf16(float f) {
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-inline float bf16_to_f32(uint16_t h) {
-    uint32_t bits = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
-
 // 2^k for integer-valued k in -126 .. 127.
 #if defined(TROTH_AVX512)
 inline V power_of_two(V k) {

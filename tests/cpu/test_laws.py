@@ -92,8 +92,6 @@ FAMILIES: dict[str, Any] = {
 
 
 RECURRENT = ("qwen3_5", "qwen3_next", "qwen3_5_moe", "lfm2")
-
-
 IN_SHORT = "qwen3_5_moe"
 """Every layer of it is one of qwen3_next's."""
 

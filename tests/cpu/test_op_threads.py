@@ -64,3 +64,28 @@ def test_recording_loads_no_compiler() -> None:
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.skipif(bool(cpu.unavailable()), reason="the kernels are not built")
+def test_tape_runs_again_where_no_operation_is_between_two_calls() -> None:
+    """A pool's workers took a run of nothing for the one after it: wrong products, then threads that wait for good."""
+    code = (
+        "import torch\n"
+        "from troth.ops import registry\n"
+        "from troth.ops.impl import cpu\n"
+        "from troth.ops.linear import linear, pack\n"
+        "from troth.ops.multiply import multiply\n"
+        "registry.activate()\n"
+        "cpu.start(3)\n"
+        "weight, x_TI = pack([torch.randn(256, 256) / 16], torch.float32, torch.device('cpu')), torch.randn(3, 256)\n"
+        "def chained():\n"
+        "    return linear(linear(multiply(multiply(linear(x_TI, weight), x_TI), x_TI), weight), weight)\n"
+        "expected = chained()\n"
+        "with cpu.recording() as tape:\n"
+        "    result = chained()\n"
+        "for _ in range(200):\n"
+        "    tape.spoil()\n"
+        "    tape.run()\n"
+        "    assert torch.equal(result, expected)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0

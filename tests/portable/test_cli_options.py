@@ -88,6 +88,11 @@ def test_engine_options_refuse_a_draft_model_that_nobody_asks_to_draft() -> None
     parse = build_parser().parse_args
     with pytest.raises(OptionError, match="'small' would be loaded and draft nothing; say --speculate draft"):
         flags.engine_options(parse(["serve", "--draft-model", "small", "--speculate", "ngram"]))
+    for wrong in ("foo", "external"):
+        with pytest.raises(
+            OptionError, match=f"--speculate must name some of ngram, grammar, mtp, draft, not '{wrong}'"
+        ):
+            flags.engine_options(parse(["serve", "--speculate", f"ngram,{wrong}"]))
     kept = flags.engine_options(parse(["serve", "--draft-model", "small", "--speculate", "ngram,draft"]))
     assert kept.draft_model == "small"
 

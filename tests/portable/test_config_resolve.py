@@ -71,6 +71,11 @@ def test_resolve_takes_every_option_as_it_is_given() -> None:
     assert (decided.chunk_tokens, decided.step_tokens, decided.max_rows, decided.num_threads) == (7, 9, 3, 2)
 
 
+def test_resolve_refuses_a_context_below_a_block_and_says_what_a_block_is() -> None:
+    with pytest.raises(OptionError, match="context_tokens must be at least 16, a block of the KV cache, not 15"):
+        resolve(ModelOptions(context_tokens=15), EngineOptions(), CPU_ONLY)
+
+
 def test_resolve_widens_the_step_to_a_chunk_that_was_asked_for() -> None:
     assert resolve(ModelOptions(), EngineOptions(chunk_tokens=1000), CPU_ONLY).step_tokens == 1000
 

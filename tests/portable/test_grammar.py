@@ -337,6 +337,7 @@ def test_session_led_by_any_choices_ends_in_json_that_matches(draws: list[int]) 
         (Grammar(kind="regex", source="a(?=b)"), "look-around"),
         (Grammar(kind="lark", source="start: foo\n"), 'at 1(8): unknown name: "foo"'),
         (Grammar(kind="lark", source='start: "a"\nb: ((\n'), "2("),
+        (Grammar(kind="lark", source="start: /a{1000000}/\n"), "a{1000000}"),
         (Grammar(kind="lark", source='start: "a"\nb: %json {"not": {}}\n'), "line 2: the schema at #/not:"),
         (Grammar(kind="lark", source='start: %json {"a"\n'), "line 1 is not JSON"),
         (Grammar(kind="lark", source='start: %json {\n"type":\n"object"} "b"\nc: d e (\n'), "4("),

@@ -92,6 +92,8 @@ BATCH: Final = Group(
 )
 """How requests share the model."""
 
+DRAFTERS: Final = ("ngram", "grammar", "mtp", "draft")
+"""Sources that draft without being told an answer."""
 SPECULATION: Final = Group(
     "speculation",
     (
@@ -100,7 +102,7 @@ SPECULATION: Final = Group(
             "speculation",
             values.words,
             "SOURCES",
-            "who drafts tokens: ngram, grammar, mtp, draft (default: nobody)",
+            f"who drafts tokens: {', '.join(DRAFTERS)} (default: nobody)",
         ),
         _flag(
             "--draft-model",
@@ -281,6 +283,10 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
 def engine_options(args: argparse.Namespace, **presets: Any) -> EngineOptions:
     """What they say about the engine; ``presets`` are the command's own defaults. Raises OptionError."""
     options = EngineOptions(**presets | given(args, EngineOptions.__dataclass_fields__))
+    for name in options.speculation:
+        if name not in (*DRAFTERS, "off"):
+            hint = "; a predicted text comes with a request" if name == "external" else ""
+            raise OptionError(f"--speculate must name some of {', '.join(DRAFTERS)}, not {name!r}{hint}")
     if options.draft_model is not None and "draft" not in options.speculation:
         # No request of a command or of HTTP asks for it by itself: the model would lie in memory for nothing.
         raise OptionError(

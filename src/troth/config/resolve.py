@@ -10,6 +10,7 @@ from typing import Final
 
 from troth.config.facts import MachineFacts
 from troth.config.options import DType, EngineOptions, KvDType, ModelOptions, Weights
+from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OptionError
 
 ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
@@ -59,6 +60,10 @@ def resolve(model: ModelOptions, engine: EngineOptions, facts: MachineFacts) -> 
         OptionError: an option cannot be honoured on this machine.
     """
     why: list[str] = []
+    if model.context_tokens is not None and model.context_tokens < BLOCK_TOKENS:
+        raise OptionError(
+            f"context_tokens must be at least {BLOCK_TOKENS}, a block of the KV cache, not {model.context_tokens}"
+        )
     device = _device(model.device, facts, why)
     is_cpu = device == "cpu"
     if engine.deterministic and is_cpu:

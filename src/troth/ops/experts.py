@@ -116,7 +116,7 @@ def experts(
         shared_TD: float [T, D], what the shared expert makes of x.
         weights: an ExpertWeights of E experts. The reference knows RawExperts.
         routing: how the scores choose.
-        num_exact: as of ``linear``: tokens at the head that must be exact in float32; None: all of them.
+        num_exact: as of ``linear``: tokens at the head that take the exact way; None: all of them.
 
     Returns:
         float [T, D], dtype of x; accumulated in float32, rounded once.

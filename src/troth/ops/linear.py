@@ -90,7 +90,7 @@ def _grid() -> Iterator[Case]:
 
 @op(
     tolerances={
-        torch.float32: Tolerance(1e-4, 1e-4, "sums of a few thousand float32 products in another order"),
+        torch.float32: Tolerance(1e-4, 1e-4, "sums of a few thousand products in another order, inputs of 16 bits"),
         torch.bfloat16: Tolerance(3e-2, 2e-2, "weights and output rounded to 8 bits of mantissa"),
         torch.float16: Tolerance(4e-3, 4e-3, "weights and output rounded to 11 bits of mantissa"),
     },
@@ -104,7 +104,7 @@ def linear(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: i
         weight: a LinearWeight of shape (O, I). The reference knows RawLinearWeight. Of a stack all are rounded to fp8
             or none is; if they are, so is each token of x, as ``ops/codes.py`` says.
         bias_O: float [O] of the dtype of x, or None.
-        num_exact: tokens at the head that must be exact in float32 where a provider has a faster way for the rest
+        num_exact: tokens at the head that take the exact way where a provider has a faster one for the rest
             (``Rows.num_exact``); None: all of them.
 
     Returns:

@@ -63,6 +63,7 @@ class Rows:
 
 def unrelated(num_exact: int, device: torch.device) -> Rows:
     """Tokens of no row, for ops that look at each by itself; the first ``num_exact`` take the exact way."""
+    # Never read, and empty: filling them would be a launch in each pass that a GPU replays.
     nothing = torch.empty(0, dtype=torch.int32, device=device)
     return Rows([], [], [], nothing, nothing, nothing, 0, 0, num_exact)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from troth.artifact.artifact import Artifact
 from troth.config.options import EngineOptions
 from troth.errors import CapabilityUnavailable, ModelLoadError
 from troth.models.registry import Recognised
@@ -59,10 +60,14 @@ def decide_head(
         return HeadDecision(refusal=None, uncertified=refusal is not None)
     raise CapabilityUnavailable(
         "speculation mtp",
-        f"{refusal}; run troth certify {recognised.artifact.name}, or load it all the same with speculate_uncertified "
-        "(--speculate-uncertified)",
+        f"{refusal}; run troth certify {_place(recognised.artifact)} with the same options, or load it all the same "
+        "with speculate_uncertified (--speculate-uncertified)",
         param="speculation",
     )
+
+
+def _place(artifact: Artifact) -> Path:
+    return artifact.root if artifact.gguf is None else artifact.files[0].path
 
 
 def certificate_refusal(recognised: Recognised, computation: Computation, folder: Path | None) -> str | None:
@@ -75,5 +80,8 @@ def certificate_refusal(recognised: Recognised, computation: Computation, folder
     except ModelLoadError as error:
         return f"its certificate cannot be read: {error}"
     if certificate is None:
-        return "its draft head has no certificate"
+        return (
+            f"its draft head has no certificate for {computation.device} in {computation.dtype} "
+            f"with a cache in {computation.kv_dtype}"
+        )
     return certificate.refusal(recognised.artifact, computation)

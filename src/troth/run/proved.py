@@ -45,7 +45,8 @@ def proved(
     """Compute something, keep it, and prove what is kept.
 
     Args:
-        compute: reads and writes the same tensors each time; but for states, what it writes it may write again.
+        compute: reads and writes the same tensors each time; but for states, what it writes it may write again. Its
+            results may be overwritten by what is kept.
         capture: keeps it.
         cache: whose states and trails it advances; None: none.
         rows: those of these rows.
@@ -56,7 +57,7 @@ def proved(
         states, keys and values are once more what the ordinary computing makes of them.
     """
     before = RowStates(cache, rows)
-    ordinary = compute()
+    ordinary = tuple(result.clone() for result in compute())
     after = RowStates(cache, rows)
     before.put_back()
     run, again = capture(compute)

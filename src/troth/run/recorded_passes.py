@@ -1,7 +1,7 @@
 """Passes of a proposer of drafts that are kept to run again: one for each shape, and each proved when it is made.
 
 As ``recorded.py`` and ``graphs.py`` do for the model's own steps, over inputs of any kind. Refuses to know what a pass
-computes, and how it is kept (``capture.py``).
+computes, how it is kept (``capture.py``) and proved (``proved.py``).
 """
 
 from __future__ import annotations

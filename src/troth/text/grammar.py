@@ -8,6 +8,7 @@ grammar may cost. Refuses to know tensors, rows and HTTP. Read next: ``grammar_s
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -36,6 +37,8 @@ GRAMMAR_BYTES: Final = 256 << 10
 """What one counts for: a few hundred kilobytes, which the compiler does not tell."""
 MAX_LEXER_STATES: Final = 50_000
 """Of one compiled grammar, two thirds of a kilobyte each; hostile patterns make as many as there may be."""
+_TERMINAL: Final = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
+"""A regular expression in a Lark grammar; what lies between two quoted slashes, too, which is tried in vain."""
 _STACK_BYTES: Final = 256 << 20
 """Address space, hardly touched. The compiler recurses: 10,000 chained references overflow the usual 8 MiB."""
 
@@ -164,6 +167,10 @@ class GrammarCompiler:
             if own and self._takes_too_much(LLMatcher.grammar_from_regex(grammar.source), grammar.source):
                 raise RequestError(f"{param}: {_advice(own)}", param=param, code="invalid_grammar")
             return own
+        if grammar.kind == "lark":
+            for _, pattern in suspects(("", pattern) for pattern in _TERMINAL.findall(grammar.source)):
+                if self._takes_too_much(LLMatcher.grammar_from_regex(pattern), pattern):
+                    raise RequestError(f"{param}: {_advice([('', pattern)])}", param=param, code="invalid_grammar")
         found = suspects(((part, pointer), pattern) for part in parts for pointer, pattern in part.schema.patterns())
         for (part, pointer), pattern in found:
             source = _schema_source({"type": "string", "pattern": pattern}, strict=True)

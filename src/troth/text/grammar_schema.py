@@ -41,6 +41,10 @@ follows at once, and one more than it follows ends the answer where the object b
 """
 MAX_DIVISOR: Final = 10_000
 """Least common multiple of every multipleOf, without their decimal places: one of a million compiles in 15 s."""
+MAX_EXACT: Final = 2**53
+"""Numbers up to here mean what they say; the compiler rounds larger ones, and cuts bounds to 64 bits."""
+MIN_INTEGER: Final = -(2**63)
+"""What it cuts lower bounds to, and cannot take: it ends the process where the upper one is cut to it as well."""
 MAX_TRIALS: Final = 200
 """Schemas compiled to find the part at fault."""
 
@@ -53,6 +57,7 @@ _VALUES: Final = _words(
     "type enum const required minProperties maxProperties minItems maxItems minLength maxLength pattern format "
     "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf $ref"
 )
+_BOUNDS: Final = _words("minimum maximum exclusiveMinimum exclusiveMaximum")
 _ENFORCED: Final = SCHEMAS | SCHEMA_LISTS | SCHEMA_MAPS | _VALUES
 _ANNOTATIONS: Final = _words(
     "title description default example examples deprecated readOnly writeOnly contentEncoding contentMediaType "
@@ -233,6 +238,10 @@ class _Reader:
             return False
         if keyword == "multipleOf":
             enforced = self._divides(value, pointer)
+        elif keyword in _BOUNDS:
+            enforced = _bounds(keyword, value)
+        elif keyword == "const" or (keyword == "enum" and isinstance(value, list)):
+            enforced = _is_exact(value)
         elif keyword == "format":
             enforced = value in _FORMATS if isinstance(value, str) else True
         elif keyword == "uniqueItems" and value is False:
@@ -306,6 +315,26 @@ class _Reader:
                     raise self.refusal("must be a place inside the schema (#/..)", pointer)
                 self._references.append((pointer, unquote(value)))
                 self._applied[pointer.removesuffix("/$ref")].append(unquote(value))
+
+
+def _bounds(keyword: str, bound: Any) -> bool:
+    """Whether no value passes the bound that is compiled and not the one that is meant."""
+    if not isinstance(bound, int | float):
+        return True  # the compiler refuses its type
+    if keyword in ("minimum", "exclusiveMinimum"):
+        return MIN_INTEGER < bound <= MAX_EXACT and float(bound) > MIN_INTEGER
+    return bound >= -MAX_EXACT
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether every integer in a value is compiled as it is."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, int) and abs(one) > MAX_EXACT:
+            return False
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return True
 
 
 def _refuse_constant(name: str) -> Any:

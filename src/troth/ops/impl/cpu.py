@@ -81,10 +81,11 @@ class Tape:
 
     def run(self) -> None:
         """Run every recorded operation again, in order, on what the buffers hold now."""
-        self._runs[0].run()
-        for compute, operations in zip(self._calls, self._runs[1:], strict=True):
-            compute()
-            operations.run()
+        for number, operations in enumerate(self._runs):
+            if number:
+                self._calls[number - 1]()
+            if len(operations):  # a pool meets after each operation; without one, its workers are late for the next run
+                operations.run()
 
     def spoil(self) -> None:
         """Fill every result with NaN: what the tape does not compute itself will show."""
@@ -249,7 +250,7 @@ def operations(*arguments: Any, results: tuple[Tensor, ...]) -> Operations:
 
 
 def product_scratch(weight: Weight, num_exact: int, num_tokens: int) -> Tensor | None:
-    """uint8 for the rounded inputs of a product, shared by all threads; None where each thread rounds for itself."""
+    """uint8 [bytes] for a product's rounded inputs, shared by all threads; None: each thread rounds for itself."""
     num_bytes = _device().scratch_bytes(weight, num_exact, num_tokens)
     return torch.empty(num_bytes, dtype=torch.uint8) if num_bytes else None
 

@@ -118,7 +118,7 @@ def linear_cpu(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exac
     """
     x_TI = x_TI.contiguous()
     num_tokens = x_TI.shape[0]
-    exact = num_tokens if num_exact is None else num_exact
+    exact = num_tokens if num_exact is None else min(num_exact, num_tokens)
     y_TO = torch.empty(num_tokens, weight.shape[0])
     scratch = cpu.product_scratch(weight.kernel, exact, num_tokens)
     cpu.operations(x_TI, weight, bias_O, scratch, results=(y_TO,)).linear(

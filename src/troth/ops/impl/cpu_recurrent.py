@@ -149,11 +149,11 @@ def sigmoid_gate_cpu(x_TI: Tensor, gate_TI: Tensor) -> Tensor:
     return y_TI
 
 
-def _takes_product(x_TI: Tensor, gate_TI: Tensor) -> bool:
+def _takes_both(x_TI: Tensor, gate_TI: Tensor) -> bool:
     return _takes(x_TI) and _takes(gate_TI)
 
 
-@multiply.provider("cpu", supports=_takes_product)
+@multiply.provider("cpu", supports=_takes_both)
 def multiply_cpu(x_TI: Tensor, gate_TI: Tensor) -> Tensor:
     """As ops.multiply: PyTorch's product, which a recording calls."""
     y_TI = torch.empty(x_TI.shape)

@@ -30,6 +30,7 @@ PACK_VALUES: Final = 2**24
 HEADERS: Final = {GgmlType.Q8_0: 2, GgmlType.Q4_0: 2, GgmlType.Q4_1: 4}
 """Bytes before the codes of a block of GGUF: its scale, then its minimum if it has one."""
 OFFSETS: Final = {GgmlType.Q8_0: 128, GgmlType.Q4_0: 8, GgmlType.Q4_1: 0}
+"""Of ``GroupLinearWeight``; codes of Q8_0, which have a sign, are kept with 128 added."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +60,7 @@ class GroupLinearWeight:
 
 
 def pack_groups(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> GroupLinearWeight | None:
-    """Weights that all lie in one of the formats here; None: they do not."""
+    """Weights that all lie in one of the formats here, copied to ``device``; None: they do not."""
     if (device.type == "cuda") == INTERPRETED or dtype not in FLOATS:
         return None
     quantised = [part for part in parts if isinstance(part, QuantTensor)]

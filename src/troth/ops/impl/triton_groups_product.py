@@ -3,6 +3,7 @@
 A word becomes operands of the matrix units where they want them, in registers: one operation sets two codes into the
 mantissas of two numbers, one takes away what is too much. Codes are whole numbers that 16 bits hold exactly; a group's
 products are summed first and multiplied by its scale in float32, so nothing is rounded but the result.
+Packing: ``triton_groups.py``. Next: ``triton_linear.py``.
 Legend: T tokens, O outputs; M, N are a tile's tokens and outputs.
 """
 
@@ -46,7 +47,9 @@ class Tiling(NamedTuple):
     num_warps: int
     num_stages: int
     most_warps: int
+    """As ``MOST_WARPS``."""
     registers: int | None = None
+    """Of a thread, at most; None: as the compiler sees fit."""
 
 
 @triton.jit
