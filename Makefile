@@ -48,7 +48,7 @@ $(PORTABLE)/.done: pyproject.toml constraints.txt
 	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q $(INSTALL) \
 	    tokenizers jinja2 jsonschema llguidance numpy msgspec pyzmq starlette uvicorn rich prometheus-client \
 	    pytest pytest-timeout pytest-xdist hypothesis httpx pytest-cov
-	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install --no-deps -C wheel.cmake=false -e .
+	$(PORTABLE)/bin/python -m pip --disable-pip-version-check -q install --no-deps --config-settings wheel.cmake=false -e .
 	touch $@
 
 test-portable: $(PORTABLE)/.done
