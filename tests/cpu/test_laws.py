@@ -318,12 +318,16 @@ def test_law_speculation_changes_nothing_at_random(
     assert stats.num_accepted > 0
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "lfm2"])
-def test_law_speculation_changes_nothing_in_bfloat16_where_logits_are_equal(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "source"), [("qwen3_5", "all"), ("lfm2", "external"), ("gemma3", "all"), ("llama", "all")]
+)
+def test_law_speculation_changes_nothing_in_bfloat16_where_logits_are_equal(
+    family: str, source: str, tmp_path: Path
+) -> None:
     build = _engines(load(save(random_model(FAMILIES[family]), tmp_path), torch.bfloat16), "bfloat16")
     some = requests()[:6]
     # The first tokens at least: no draft was beside them. Usually half of all.
-    assert laws.speculation_changes_nothing_where_logits_are_equal(build, some, SOURCES["external"], 4) >= len(some)
+    assert laws.speculation_changes_nothing_where_logits_are_equal(build, some, SOURCES[source], 4) >= len(some)
 
 
 @pytest.mark.parametrize("build", RECURRENT, indirect=True)

@@ -17,10 +17,10 @@ from troth.text.classifier import Classifier, Output, Piece, Reply, ReplyFormat
 from troth.text.reasoning import REASONING_FORMATS
 from troth.text.tool_formats import FORMATS
 
-# The nightly profile (make fuzz) asks for more examples, and other ones each time. 50 of each law take 15 s.
+# The nightly profile (make fuzz) asks for more examples, and other ones each time. 150 of each law take 30 to 45 s.
 NUM_EXAMPLES = int(os.environ.get("TROTH_FUZZ_EXAMPLES", "0"))
 FUZZ = settings(
-    max_examples=NUM_EXAMPLES or 50,
+    max_examples=NUM_EXAMPLES or 150,
     deadline=None,
     database=None,
     derandomize=not NUM_EXAMPLES,
