@@ -116,6 +116,26 @@ def test_classifier_loses_nothing_and_does_not_depend_on_the_cut(name: str) -> N
     law()
 
 
+def test_reasoning_that_the_next_header_ends_has_its_start_once() -> None:
+    """The end of the part before is missing."""
+    form, _ = channel_form("harmony")
+    texts = [
+        "<|channel|>",
+        "analysis",
+        "<|message|>",
+        "why",
+        " ",
+        "<|start|>",
+        "assistant",
+        "<|channel|>final<|message|>",
+        "so",
+    ]
+    pieces = [(text, False) for text in texts]
+    for cut in (pieces, recut(pieces, []), recut(pieces, list(range(400)))):
+        reply, joined = fold(Classifier(form, tools=COMPILED, prompt_tail=""), cut)
+        assert (reply.reasoning, reply.text, joined) == ("why", "so", "".join(texts))
+
+
 @pytest.mark.parametrize("name", sorted(CHANNEL_EXAMPLES))
 def test_classifier_of_channels_loses_nothing_and_does_not_depend_on_the_cut(name: str) -> None:
     form, tail = channel_form(name)

@@ -125,12 +125,15 @@ class ReplyReader:
         if marker:
             yield from self._after_close(form.closes)
 
-    def _span(self, closes: tuple[str, ...]) -> Steps[str]:
-        """Reasoning up to one of ``closes``; the white space before it belongs to the marker."""
+    def _span(self, closes: tuple[str, ...], begins: tuple[str, ...] = ()) -> Steps[str]:
+        """Reasoning up to one of ``closes`` or ``begins``; the white space before it belongs to the marker.
+
+        One of ``begins`` is part of what comes, and not yet given to any piece.
+        """
         self.in_reasoning = True
         self._space = ""
-        marker = yield from self._reader.until(closes, self._think)
-        self._emit("marker" if marker else "reasoning", self._space + marker)
+        marker = yield from self._reader.until((*closes, *begins), self._think)
+        self._emit("marker" if marker else "reasoning", self._space + ("" if marker in begins else marker))
         self._space = ""
         self.in_reasoning = False
         self.unclosed_reasoning = not marker
@@ -191,7 +194,7 @@ class ReplyReader:
                 continue
             if place == "reasoning":
                 yield from self._blank_lines("reasoning")
-                marker = yield from self._span((*form.ends, *form.starts))
+                marker = yield from self._span(form.ends, form.starts)
             else:
                 marker = yield from self._visible((*form.ends, *form.starts))
                 if marker in form.ends and marker:
