@@ -59,7 +59,7 @@ test-device: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/device
 
 # Ten minutes of random answers, other ones each time: nothing is lost, and nothing depends on how the text was cut.
-FUZZ_EXAMPLES ?= 3000
+FUZZ_EXAMPLES ?= 1700
 fuzz: $(VENV)/.dev
 	TROTH_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest --timeout 0 tests/portable/test_classifier.py
 
