@@ -1,4 +1,4 @@
-"""What each format of the KV cache costs in accuracy: perplexity of a long text and error of its logits.
+"""What formats of the KV cache and rounding inputs cost in accuracy: perplexity of a long text, error of its logits.
 
 Everything is compared with the same weights as dense float32 numbers, multiplied by PyTorch, over a float32 cache. The
 text is Python's own language reference as its help system ships it: the same on every machine with that Python. Every
@@ -13,7 +13,7 @@ import argparse
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, Final, get_args
@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks import lib
 from troth import compose
 from troth.cache.storage import CacheStorage
-from troth.config.options import KvDType, ModelOptions
+from troth.config.options import Inputs, KvDType, ModelOptions
 from troth.config.resolve import ELEMENT_BYTES, SCALE_BYTES
 from troth.contracts.cache_spec import attention_groups, with_scales
 from troth.contracts.names import BLOCK_TOKENS, BlockId, RequestId, Row
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_480)
     parser.add_argument("--window", type=int, default=2048, help="tokens read together")
     parser.add_argument("--kv-dtypes", nargs="+", default=list(get_args(KvDType)), choices=get_args(KvDType))
+    parser.add_argument("--inputs", choices=get_args(Inputs), help="what quantised layers round their inputs to")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     lib.gate(TESTS, arguments)
@@ -69,11 +70,12 @@ def main() -> None:
         "model": (artifact.gguf.path if artifact.gguf else artifact.root).name,
         "tokens": len(ids),
         "window": arguments.window,
+        "inputs": arguments.inputs,
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "kernels": cpu.description() if cpu.unavailable() is None else None,
     }
     result = lib.stamp(options) | {"reference_perplexity": reference.perplexity, "figures": figures}
-    lib.finish("accuracy", result, arguments)
+    lib.finish("accuracy" + (f"-inputs-{arguments.inputs}" if arguments.inputs else ""), result, arguments)
 
 
 def language_reference() -> str:
@@ -169,7 +171,7 @@ def measure(
     registry.activate()
     if cpu.unavailable() is None:
         cpu.start(arguments.threads)
-    model = recognised.load(place)
+    model = recognised.load(replace(place, inputs=arguments.inputs))
     readers = {name: Reader(model, None, name, arguments.window) for name in arguments.kv_dtypes}
     base, scores = Score(), {name: Score() for name in readers}
     for window, start in chunks(windows):

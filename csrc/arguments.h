@@ -23,6 +23,7 @@ struct WeightPart {
     const uint8_t* rows;
     size_t row_bytes;     // of a row of numbers, or of a group
     int outputs;
+    bool fours;           // inputs meet it as integers of 8 bits (fours.h), not of 16
 };
 
 // Quantised rows in file layout, to be laid out in groups.
@@ -51,12 +52,13 @@ struct LinearArguments {
     float* y;             // [T, outputs]
     int exact;            // leading tokens that may not go through panels: Rows.num_exact of ops/rows.py
     int tokens;           // T
-    void* scratch;        // inputs rounded once for all threads: bf16 [T - exact, inputs] for panels16, else Rounded
-                          // [T, inputs / 32] (pairs.h), ROUNDED_BYTES each; null: threads round for themselves
+    void* scratch;        // inputs rounded once for all threads: bf16 [T - exact, inputs] for panels16, else Rounded16
+                          // [T, inputs / 32] if any part wants them (pairs.h), and Rounded8 likewise behind them (fours.h);
+                          // null: threads round for themselves
     Panels16 panels16;    // null without scratch
 };
 
-constexpr size_t ROUNDED_BYTES = 80;  // of 32 rounded inputs
+constexpr size_t ROUNDED16_BYTES = 80, ROUNDED8_BYTES = 48;  // of 32 rounded inputs
 
 struct EmbeddingArguments {
     WeightPart table;

@@ -71,7 +71,7 @@ void products(const Kernels& kernels, Random& random, Results& results) {
     const std::vector<int64_t> ids = {3, OUTPUTS - 1, 0};
     for (int format = 0; format < FORMATS; format++) {
         std::vector<uint8_t> memory;
-        WeightPart part{format, nullptr, 0, OUTPUTS};
+        WeightPart part{format, nullptr, 0, OUTPUTS, false};
         if (format < FORMAT_F32) {
             const auto rows = quantised(random, format);
             const packing::Sizes size = packing::sizes(format);
@@ -95,8 +95,19 @@ void products(const Kernels& kernels, Random& random, Results& results) {
         const std::string name = "format " + std::to_string(format);
         auto& y = results["linear " + name];
         y.resize((size_t)TOKENS * OUTPUTS);
-        run(kernels.linear,
-            LinearArguments{&part, 1, INPUTS, OUTPUTS, bias.data(), x.data(), y.data(), EXACT, TOKENS, nullptr, nullptr});
+        const LinearArguments arguments{&part, 1, INPUTS, OUTPUTS, bias.data(), x.data(), y.data(), EXACT, TOKENS,
+                                        nullptr, nullptr};
+        run(kernels.linear, arguments);
+        if (format < FORMAT_F32 && format != FORMAT_Q8_0) {
+            auto& rounded = results["linear of 8-bit inputs " + name];
+            rounded.resize(y.size());
+            WeightPart fours = part;
+            fours.fours = true;
+            LinearArguments with_fours = arguments;
+            with_fours.parts = &fours;
+            with_fours.y = rounded.data();
+            run(kernels.linear, with_fours);
+        }
         auto& rows = results["embedding " + name];
         rows.resize(ids.size() * INPUTS);
         run(kernels.embedding, EmbeddingArguments{part, INPUTS, ids.data(), 1.5f, rows.data(), (int)ids.size()});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "arguments.h"
@@ -24,15 +25,33 @@ inline void add_bias(const LinearArguments& a, int first_token, int last_token, 
         for (int o = begin; o < end; o++) a.y[(size_t)t * a.outputs + o] += a.bias[o];
 }
 
-// Rounded inputs of the first `count` tokens (pairs.h): where round_inputs left them, or made at most once per operation
-// and thread.
+inline bool is_packed(const WeightPart& part) { return part.format < FORMAT_F32; }
+
+// Whether any quantised part wants inputs as fours, or as pairs.
+inline bool any_wants(const LinearArguments& a, bool fours) {
+    for (int p = 0; p < a.num_parts; p++)
+        if (is_packed(a.parts[p]) && a.parts[p].fours == fours) return true;
+    return false;
+}
+
+// Where round_inputs leaves inputs of one form.
+template <class X>
+inline typename X::Tokens* shared_inputs(const LinearArguments& a) {
+    const bool behind = std::is_same<X, Fours>::value && any_wants(a, false);
+    return (typename X::Tokens*)((uint8_t*)a.scratch + (behind ? (size_t)a.tokens * (a.inputs / 32) * ROUNDED16_BYTES : 0));
+}
+
+// Rounded inputs of the first `count` tokens: where round_inputs left them, or made at most once per operation and thread.
+template <class X>
 class RoundedTokens {
 public:
+    typedef typename X::Tokens Tokens;
+
     RoundedTokens(const LinearArguments& a, int count) : a_(a), count_(count) {}
 
-    const Rounded* const* tokens() {
-        static thread_local std::vector<Rounded> memory;
-        static thread_local std::vector<const Rounded*> tokens;
+    const Tokens* const* tokens() {
+        static thread_local std::vector<Tokens> memory;
+        static thread_local std::vector<const Tokens*> tokens;
         if (!made_) {
             const size_t each = a_.inputs / 32;
             const bool shared = a_.scratch && !a_.panels16;
@@ -40,7 +59,7 @@ public:
             tokens.resize(count_);
             for (int t = 0; t < count_; t++) {
                 if (!shared) round_row(a_.x + (size_t)t * a_.inputs, a_.inputs, &memory[t * each]);
-                tokens[t] = (shared ? (const Rounded*)a_.scratch : memory.data()) + t * each;
+                tokens[t] = (shared ? shared_inputs<X>(a_) : memory.data()) + t * each;
             }
             made_ = true;
         }
@@ -57,8 +76,12 @@ private:
 inline void round_inputs(const void* arguments, Turn turn) {
     const auto& a = *(const LinearArguments*)arguments;
     const size_t each = a.inputs / 32;
-    for (int t; (t = turn.take(a.tokens)) >= 0;)
-        round_row(a.x + (size_t)t * a.inputs, a.inputs, (Rounded*)a.scratch + t * each);
+    const bool pairs = any_wants(a, false), fours = any_wants(a, true);
+    for (int t; (t = turn.take(a.tokens)) >= 0;) {
+        const float* x = a.x + (size_t)t * a.inputs;
+        if (pairs) round_row(x, a.inputs, shared_inputs<Pairs>(a) + t * each);
+        if (fours) round_row(x, a.inputs, shared_inputs<Fours>(a) + t * each);
+    }
 }
 
 // Work of dots and packed rows, cut along outputs in units of 16: first one long piece for each thread, because memory is
@@ -77,14 +100,13 @@ struct DotPieces {
     }
 };
 
-inline bool is_packed(const WeightPart& part) { return part.format < FORMAT_F32; }
-
 // Leading tokens of a part whose products are not made by panels; panels of packed weights are bf16 alone.
 inline int dot_tokens(const LinearArguments& a, const WeightPart& part) {
-    return is_packed(part) && !a.panels16 ? a.tokens : a.exact;
+    return is_packed(part) && (part.fours || !a.panels16) ? a.tokens : a.exact;
 }
 
-inline void dot_piece(const LinearArguments& a, RoundedTokens& rounded, int begin, int end) {
+inline void dot_piece(const LinearArguments& a, RoundedTokens<Pairs>& pairs, RoundedTokens<Fours>& fours, int begin,
+                      int end) {
     for (int p = 0, unit = 0, before = 0; p < a.num_parts && unit < end; p++) {
         const WeightPart& part = a.parts[p];
         const int units = (part.outputs + GROUP - 1) / GROUP, tokens = dot_tokens(a, part);
@@ -92,11 +114,17 @@ inline void dot_piece(const LinearArguments& a, RoundedTokens& rounded, int begi
         if (first < last && tokens) {
             with_format(part.format, [&](auto format) {
                 typedef decltype(format) F;
-                if constexpr (F::PACKED)
-                    packed_rows<F>(part.rows + (size_t)(first / GROUP) * part.row_bytes, part.row_bytes,
-                                   (last - first + GROUP - 1) / GROUP, rounded.tokens(), tokens, a.inputs,
-                                   a.y + before + first, a.outputs, last - first);
-                else
+                if constexpr (F::PACKED) {
+                    const uint8_t* rows = part.rows + (size_t)(first / GROUP) * part.row_bytes;
+                    const int groups = (last - first + GROUP - 1) / GROUP;
+                    float* y = a.y + before + first;
+                    if constexpr (F::LARGEST > 0)
+                        if (part.fours)
+                            return packed_rows<F, Fours>(rows, part.row_bytes, groups, fours.tokens(), tokens, a.inputs, y,
+                                                         a.outputs, last - first);
+                    packed_rows<F, Pairs>(rows, part.row_bytes, groups, pairs.tokens(), tokens, a.inputs, y, a.outputs,
+                                          last - first);
+                } else
                     dots<F>(part.rows, part.row_bytes, a.x, a.inputs, tokens, a.inputs, a.y + before, a.outputs, first,
                             last);
             });
@@ -143,13 +171,14 @@ inline void linear(const void* arguments, Turn turn) {
     }
     if (!wants_panels) panels = 0;
     if (panels && panel.empty()) panel.resize((size_t)PANEL_INPUTS * PANEL);
-    RoundedTokens rounded(a, dotted);
+    RoundedTokens<Pairs> pairs(a, dotted);
+    RoundedTokens<Fours> fours(a, dotted);
     const DotPieces pieces(a, turn.threads);
     for (int i; (i = turn.take(panels + (dotted ? pieces.count : 0))) >= 0;) {
         if (i < panels)
             panel_piece(a, i, panel.data());
         else
-            dot_piece(a, rounded, pieces.begin(i - panels), pieces.begin(i - panels + 1));
+            dot_piece(a, pairs, fours, pieces.begin(i - panels), pieces.begin(i - panels + 1));
     }
 }
 

@@ -36,17 +36,20 @@ struct Weight {
 
     explicit Weight(int inputs) : inputs(inputs) {}
 
-    void add(int format, uintptr_t rows, size_t row_bytes, int count) {
+    void add(int format, uintptr_t rows, size_t row_bytes, int count, bool fours) {
         if (format < 0 || format >= FORMATS) throw std::invalid_argument("unknown weight format");
-        parts.push_back({format, at<const uint8_t>(rows), row_bytes, count});
+        if (fours && (format >= FORMAT_F32 || format == FORMAT_Q8_0))
+            throw std::invalid_argument("inputs of this format are not rounded to 8 bits");
+        parts.push_back({format, at<const uint8_t>(rows), row_bytes, count, fours});
         outputs += count;
     }
 
-    bool is_packed() const {  // any part
-        for (const auto& part : parts)
-            if (part.format < FORMAT_F32) return true;
-        return false;
+    int count(bool packed, bool fours) const {  // parts of that kind
+        int found = 0;
+        for (const auto& part : parts) found += (part.format < FORMAT_F32) == packed && part.fours == fours;
+        return found;
     }
+    bool is_all_fours() const { return count(true, true) == (int)parts.size(); }
 };
 
 size_t group_bytes(int format, int inputs) {
@@ -69,8 +72,13 @@ public:
     // Bytes that a product wants for rounded inputs. Few tokens are rounded by each thread, which costs less than to wait
     // for one another.
     size_t scratch_bytes(const Weight& w, int exact, int tokens) const {
-        if (kernels().panels16 && exact < tokens) return (size_t)(tokens - exact) * w.inputs * 2;
-        return w.is_packed() && tokens > 3 ? (size_t)tokens * (w.inputs / 32) * ROUNDED_BYTES : 0;
+        if (panels16(w, exact, tokens)) return (size_t)(tokens - exact) * w.inputs * 2;
+        const size_t bytes = (w.count(true, false) ? ROUNDED16_BYTES : 0) + (w.count(true, true) ? ROUNDED8_BYTES : 0);
+        return tokens > 3 ? (size_t)tokens * (w.inputs / 32) * bytes : 0;
+    }
+
+    Panels16 panels16(const Weight& w, int exact, int tokens) const {
+        return exact < tokens && !w.is_all_fours() ? kernels().panels16 : nullptr;
     }
 
     // Lay rows of a quantised format out in groups of 16 at `packed`, group_bytes apart.
@@ -98,7 +106,7 @@ public:
     void linear(const Weight& w, uintptr_t bias, uintptr_t x, uintptr_t y, int exact, int tokens, uintptr_t scratch) {
         LinearArguments a{w.parts.data(), (int)w.parts.size(), w.inputs, w.outputs, at<const float>(bias),
                           at<const float>(x), at<float>(y), exact, tokens, at<void>(scratch),
-                          exact < tokens ? kernels().panels16 : nullptr};
+                          device_.panels16(w, exact, tokens)};
         if (scratch) take(a.panels16 ? kernels().round_to_bf16 : kernels().round_inputs, a);
         take(kernels().linear, a);
     }
@@ -219,7 +227,7 @@ private:
 NB_MODULE(_cpu, m) {
     using namespace troth;
     m.doc() = "CPU kernels of Troth. Use through troth.ops; addresses are not checked.";
-    m.attr("INTERFACE") = 7;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
+    m.attr("INTERFACE") = 8;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
     m.def("instruction_sets", &instruction_sets, "Names this processor can run, widest first.");
     m.def("group_bytes", &group_bytes, "Bytes of 16 packed rows of a quantised format.");
     nb::class_<StepRows>(m, "StepRows")

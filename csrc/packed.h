@@ -34,11 +34,13 @@ inline U load_words(const uint8_t* p) {
 }
 
 // A format: weight = scale * (q - ZERO) + minimum, of 32 inputs, or of each half of them where HALVES. Quants come as pairs
-// (pairs.h): pairs() gives pairs 4 i .. 4 i + 3 of W rows.
+// (pairs.h): pairs() gives pairs 4 i .. 4 i + 3 of W rows; or, where LARGEST is the largest of them, as fours (fours.h):
+// planes() gives inputs 4 i .. 4 i + 3 and those of the other half.
 template <int HEADER, int SUBS, int SUB_HEADER, int HIGH_WORDS, int WORDS>
 struct Layout {
     static constexpr bool PACKED = true;
     static constexpr bool HALVES = false;  // whether the two halves have scales of their own
+    static constexpr int LARGEST = HIGH_WORDS == 2 ? 63 : HIGH_WORDS ? 31 : WORDS == 4 ? 15 : 0;
     static constexpr int BLOCK = 32 * SUBS;
     static constexpr int SUB_BYTES = SUB_HEADER + 64 * (HIGH_WORDS + WORDS);
     static constexpr int BYTES = HEADER + SUBS * SUB_BYTES;
@@ -64,11 +66,18 @@ inline void plane_pairs(U low, U high, I* out) {
     out[3] = (I)((high >> 8) & 0x00ff00ffu);
 }
 
+inline void nibble_planes(const uint8_t* quants, int i, int lanes, U* out) {
+    const U words = load_words(quants + 64 * i + 4 * W * lanes);
+    out[0] = words & 0x0f0f0f0fu;
+    out[1] = (words >> 4) & 0x0f0f0f0fu;
+}
+
 // Fifth bits: bit 8 b + 4 h + i of a row's word belongs to input 4 i + b + 16 h.
-inline void five_bit_pairs(const uint8_t* quants, const uint8_t* high, int i, int lanes, I* out) {
-    const U words = load_words(quants + 64 * i + 4 * W * lanes), bits = load_words(high + 4 * W * lanes);
-    plane_pairs((words & 0x0f0f0f0fu) | ((bits << (4 - i)) & 0x10101010u),
-                ((words >> 4) & 0x0f0f0f0fu) | ((bits >> i) & 0x10101010u), out);
+inline void five_bit_planes(const uint8_t* quants, const uint8_t* high, int i, int lanes, U* out) {
+    const U bits = load_words(high + 4 * W * lanes);
+    nibble_planes(quants, i, lanes, out);
+    out[0] |= (bits << (4 - i)) & 0x10101010u;
+    out[1] |= (bits >> i) & 0x10101010u;
 }
 
 struct Packed4_0 : Layout<32, 1, 0, 0, 4> {
@@ -77,6 +86,9 @@ struct Packed4_0 : Layout<32, 1, 0, 0, 4> {
     static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
         nibble_pairs(quants(block, s), i, lanes, out);
+    }
+    static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
+        nibble_planes(quants(block, s), i, lanes, out);
     }
 };
 
@@ -88,6 +100,9 @@ struct Packed4_1 : Layout<64, 1, 0, 0, 4> {
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
         nibble_pairs(quants(block, s), i, lanes, out);
     }
+    static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
+        nibble_planes(quants(block, s), i, lanes, out);
+    }
 };
 
 struct Packed5_0 : Layout<32, 1, 0, 1, 4> {
@@ -95,7 +110,12 @@ struct Packed5_0 : Layout<32, 1, 0, 1, 4> {
     static constexpr bool MINIMUM = false;
     static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
-        five_bit_pairs(quants(block, s), high(block, s), i, lanes, out);
+        U both[2];
+        planes(block, s, i, lanes, both);
+        plane_pairs(both[0], both[1], out);
+    }
+    static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
+        five_bit_planes(quants(block, s), high(block, s), i, lanes, out);
     }
 };
 
@@ -105,7 +125,12 @@ struct Packed5_1 : Layout<64, 1, 0, 1, 4> {
     static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
     static V minimum(const uint8_t* block, int, int lanes) { return f16_at(block + 32, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
-        five_bit_pairs(quants(block, s), high(block, s), i, lanes, out);
+        U both[2];
+        planes(block, s, i, lanes, both);
+        plane_pairs(both[0], both[1], out);
+    }
+    static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
+        five_bit_planes(quants(block, s), high(block, s), i, lanes, out);
     }
 };
 
@@ -139,11 +164,19 @@ struct Packed4_K : SubScales<0> {
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
         nibble_pairs(quants(block, s), i, lanes, out);
     }
+    static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
+        nibble_planes(quants(block, s), i, lanes, out);
+    }
 };
 
 struct Packed5_K : SubScales<1> {
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
-        five_bit_pairs(quants(block, s), high(block, s), i, lanes, out);
+        U both[2];
+        planes(block, s, i, lanes, both);
+        plane_pairs(both[0], both[1], out);
+    }
+    static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
+        five_bit_planes(quants(block, s), high(block, s), i, lanes, out);
     }
 };
 
@@ -154,12 +187,17 @@ struct Packed6_K : Layout<32, 8, 32, 2, 4> {
     static V scale(const uint8_t* block, int s, int half, int lanes) {
         return f16_at(block, lanes) * load_i8((const int8_t*)sub(block, s) + 16 * half + lanes * W);
     }
-    // Bits 8 b + 2 i and the next of a row's word h belong to input 4 i + b + 16 h.
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
-        const U words = load_words(quants(block, s) + 64 * i + 4 * W * lanes);
+        U both[2];
+        planes(block, s, i, lanes, both);
+        plane_pairs(both[0], both[1], out);
+    }
+    // Bits 8 b + 2 i and the next of a row's word h belong to input 4 i + b + 16 h.
+    static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
         const U low = load_words(high(block, s) + 4 * W * lanes), up = load_words(high(block, s) + 64 + 4 * W * lanes);
-        plane_pairs((words & 0x0f0f0f0fu) | ((i < 2 ? low << (4 - 2 * i) : low >> (2 * i - 4)) & 0x30303030u),
-                    ((words >> 4) & 0x0f0f0f0fu) | ((i < 2 ? up << (4 - 2 * i) : up >> (2 * i - 4)) & 0x30303030u), out);
+        nibble_planes(quants(block, s), i, lanes, out);
+        out[0] |= (i < 2 ? low << (4 - 2 * i) : low >> (2 * i - 4)) & 0x30303030u;
+        out[1] |= (i < 2 ? up << (4 - 2 * i) : up >> (2 * i - 4)) & 0x30303030u;
     }
 };
 

@@ -63,51 +63,59 @@ inline void store_pairs(int16_t* to, V low, V high) {  // W is 4
 #endif
 
 // 32 inputs of one token.
-struct Rounded {
+struct Rounded16 {
     int16_t codes[32];    // by pair
     float scale;          // NaN where an input is not finite
     float sum;            // of what the codes stand for
     int32_t halves[2];    // sums of codes of inputs 0 .. 15 and 16 .. 31
 };
 
-static_assert(sizeof(Rounded) == ROUNDED_BYTES);
+static_assert(sizeof(Rounded16) == ROUNDED16_BYTES);
 
 // Inputs that are all below this are taken as zero.
 constexpr float SMALLEST_INPUTS = 1e-30f;
 
-inline void round_32(const float* x, Rounded* out) {
-    V peak = zero(), wrong = zero();
-    for (int i = 0; i < 32; i += W) {
-        const V v = load(x + i);
-        peak = max(peak, max(v, zero() - v));
-        wrong = fma(v, zero(), wrong);  // 0, or NaN from what is not finite
+// The largest of 32 inputs, and whether all are finite.
+struct Peak {
+    float most;
+    bool finite;
+
+    explicit Peak(const float* x) {
+        V peak = zero(), wrong = zero();
+        for (int i = 0; i < 32; i += W) {
+            const V v = load(x + i);
+            peak = max(peak, max(v, zero() - v));
+            wrong = fma(v, zero(), wrong);  // 0, or NaN from what is not finite
+        }
+        most = largest(peak);
+        finite = sum(wrong) == 0.0f;
     }
-    const float most = largest(peak);
-    const bool finite = sum(wrong) == 0.0f;
-    const V inverse = all(finite && most > SMALLEST_INPUTS ? 32767.0f / most : 0.0f);
+    bool counts() const { return finite && most > SMALLEST_INPUTS; }
+    float scale(float steps) const { return finite ? (most > SMALLEST_INPUTS ? most / steps : 0.0f) : NAN; }
+};
+
+inline void round_32(const float* x, Rounded16* out) {
+    const Peak peak(x);
+    const V inverse = all(peak.counts() ? 32767.0f / peak.most : 0.0f);
     V low = zero(), high = zero();  // sums, exact: below 2^24
     for (int i = 0; i < 16; i += W) {
-        const V a = finite ? nearest(load(x + i) * inverse) : zero();
-        const V b = finite ? nearest(load(x + 16 + i) * inverse) : zero();
+        const V a = peak.finite ? nearest(load(x + i) * inverse) : zero();
+        const V b = peak.finite ? nearest(load(x + 16 + i) * inverse) : zero();
         store_pairs(out->codes + 2 * i, a, b);
         low = low + a;
         high = high + b;
     }
     out->halves[0] = (int32_t)sum(low);
     out->halves[1] = (int32_t)sum(high);
-    out->scale = finite ? (most > SMALLEST_INPUTS ? most / 32767.0f : 0.0f) : NAN;
+    out->scale = peak.scale(32767.0f);
     out->sum = out->scale * (float)(out->halves[0] + out->halves[1]);
 }
 
-inline void round_row(const float* x, int inputs, Rounded* out) {
-    for (int i = 0; i < inputs; i += 32) round_32(x + i, out++);
-}
-
-// Two codes in every lane.
-inline I two(const int16_t* codes) {
-    int32_t pair;
-    memcpy(&pair, codes, 4);
-    return I{} + pair;
+// Four bytes in every lane.
+inline I lanes_of(const void* codes) {
+    int32_t word;
+    memcpy(&word, codes, 4);
+    return I{} + word;
 }
 
 }  // namespace TROTH_ISA

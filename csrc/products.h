@@ -1,4 +1,4 @@
-// Products of rounded inputs (pairs.h) with quantised weights (packed.h), one group of 16 rows at a time.
+// Products of rounded inputs (pairs.h, fours.h) with quantised weights (packed.h), one group of 16 rows at a time.
 //
 // A result is, for every 32 inputs in order (every 16 where halves have scales of their own),
 // total = fma(scale of weights * scale of inputs, integer sum, total), then the minimum times the inputs' sum, if any. Integer sums are exact, so that a (token, output) has the same bits however many tokens
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "packed.h"
+#include "fours.h"
 
 namespace troth {
 namespace TROTH_ISA {
@@ -37,14 +37,30 @@ struct Header {
     }
 };
 
+// Inputs as pairs; the other form is Fours (fours.h).
+struct Pairs {
+    typedef Rounded16 Tokens;
+    typedef I Sum;
+    static constexpr int WORDS = 16, PER = 4;
+    static constexpr int TILE = W == 16 ? 12 : W == 8 ? 6 : 3;  // tokens whose sums stay in registers
+    template <class F>
+    static constexpr int steps() { return 4; }
+    template <class F>
+    static void quants(const uint8_t* block, int s, int i, int l, I* out) { F::pairs(block, s, i, l, out); }
+    static I codes(const Rounded16& x, int word) { return lanes_of(x.codes + 2 * word); }
+    static I begin(I sum) { return sum; }
+    static I add(I sum, I codes, I quants) { return dot(codes, quants, sum); }
+    static I end(I sum, I) { return sum; }
+};
+
 // The integer that the sum of one half, or of both, begins with: what quants count from.
-template <class F>
-inline I start(const Rounded& x, int h) {
+template <class F, class Tokens>
+inline I start(const Tokens& x, int h) {
     return I{} + -F::ZERO * (F::HALVES ? x.halves[h] : x.halves[0] + x.halves[1]);
 }
 
-template <class F>
-inline void add_sum(const Header<F>& header, const Rounded& x, int h, const I* acc, V* total) {
+template <class F, class Tokens>
+inline void add_sum(const Header<F>& header, const Tokens& x, int h, const I* acc, V* total) {
     const V scale = all(x.scale), sum = all(x.sum);
     for (int l = 0; l < LANE_VECTORS; l++) {
         V t = fma(header.scale[h][l] * scale, to_float(acc[l]), total[l]);
@@ -53,11 +69,10 @@ inline void add_sum(const Header<F>& header, const Rounded& x, int h, const I* a
     }
 }
 
-constexpr int TILE = W == 16 ? 12 : W == 8 ? 6 : 3;  // tokens whose sums stay in registers
-
 // N tokens, one or two, times one group: quants go from their words straight into products.
-template <class F, int N>
-void direct_group(const uint8_t* w, const Rounded* const* tokens, int inputs, V (*total)[LANE_VECTORS]) {
+template <class F, class X, int N>
+void direct_group(const uint8_t* w, const typename X::Tokens* const* tokens, int inputs, V (*total)[LANE_VECTORS]) {
+    constexpr int HALVES = Header<F>::HALVES, STEPS = X::template steps<F>();
     V sums[N][LANE_VECTORS];
     for (int n = 0; n < N; n++)
         for (int l = 0; l < LANE_VECTORS; l++) sums[n][l] = zero();
@@ -65,33 +80,43 @@ void direct_group(const uint8_t* w, const Rounded* const* tokens, int inputs, V 
     for (const uint8_t* block = w; at < inputs / 32; block += F::BYTES)
         for (int s = 0; s < F::BLOCK / 32; s++, at++) {
             fetch_ahead<F::SUB_BYTES>(F::sub(block, s));
-            I acc[Header<F>::HALVES][N][LANE_VECTORS];
-            for (int h = 0; h < Header<F>::HALVES; h++)
+            I acc[HALVES][N][LANE_VECTORS];
+            for (int h = 0; h < HALVES; h++)
                 for (int n = 0; n < N; n++)
                     for (int l = 0; l < LANE_VECTORS; l++) acc[h][n][l] = start<F>(tokens[n][at], h);
+#pragma GCC unroll 2
+            for (int first = 0; first < 4; first += STEPS) {
+                typename X::Sum part[HALVES][N][LANE_VECTORS];
+                for (int h = 0; h < HALVES; h++)
+                    for (int n = 0; n < N; n++)
+                        for (int l = 0; l < LANE_VECTORS; l++) part[h][n][l] = X::begin(acc[h][n][l]);
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; i++)
-                for (int l = 0; l < LANE_VECTORS; l++) {
-                    I quants[4];
-                    F::pairs(block, s, i, l, quants);
-                    for (int k = 0; k < 4; k++)
-                        for (int n = 0; n < N; n++) {
-                            I& sum = acc[F::HALVES ? k / 2 : 0][n][l];
-                            sum = dot(two(tokens[n][at].codes + 2 * (4 * i + k)), quants[k], sum);
-                        }
-                }
+                for (int i = first; i < first + STEPS; i++)
+                    for (int l = 0; l < LANE_VECTORS; l++) {
+                        I quants[X::PER];
+                        X::template quants<F>(block, s, i, l, quants);
+                        for (int k = 0; k < X::PER; k++)
+                            for (int n = 0; n < N; n++) {
+                                auto& sum = part[F::HALVES ? k / (X::PER / 2) : 0][n][l];
+                                sum = X::add(sum, X::codes(tokens[n][at], X::PER * i + k), quants[k]);
+                            }
+                    }
+                for (int h = 0; h < HALVES; h++)
+                    for (int n = 0; n < N; n++)
+                        for (int l = 0; l < LANE_VECTORS; l++) acc[h][n][l] = X::end(part[h][n][l], acc[h][n][l]);
+            }
             Header<F> header;
             header.read(block, s);
             for (int n = 0; n < N; n++)
-                for (int h = 0; h < Header<F>::HALVES; h++) add_sum(header, tokens[n][at], h, acc[h][n], sums[n]);
+                for (int h = 0; h < HALVES; h++) add_sum(header, tokens[n][at], h, acc[h][n], sums[n]);
         }
     memcpy(total, sums, sizeof sums);
 }
 
 // 32 inputs of a group, ready to be met by tokens.
-template <class F>
+template <class F, class X>
 struct Decoded {
-    I quants[16][LANE_VECTORS];
+    I quants[X::WORDS][LANE_VECTORS];
     Header<F> header;
 
     void read(const uint8_t* block, int s) {
@@ -99,55 +124,67 @@ struct Decoded {
         for (int l = 0; l < LANE_VECTORS; l++)
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
-                I four[4];
-                F::pairs(block, s, i, l, four);
-                for (int k = 0; k < 4; k++) quants[4 * i + k][l] = four[k];
+                I some[X::PER];
+                X::template quants<F>(block, s, i, l, some);
+                for (int k = 0; k < X::PER; k++) quants[X::PER * i + k][l] = some[k];
             }
         header.read(block, s);
     }
 };
 
 // N tokens times `span` times 32 inputs, `at` the first of them among the tokens'.
-template <class F, int N>
-void meet(const Decoded<F>* decoded, int span, const Rounded* const* tokens, int at, V (*total)[LANE_VECTORS]) {
+template <class F, class X, int N>
+void meet(const Decoded<F, X>* decoded, int span, const typename X::Tokens* const* tokens, int at,
+          V (*total)[LANE_VECTORS]) {
+    constexpr int STEPS = X::template steps<F>(), HALF = X::PER / 2, WORDS = STEPS * (F::HALVES ? HALF : X::PER);
+    V sums[N][LANE_VECTORS];
+    memcpy(sums, total, sizeof sums);
     for (int s = 0; s < span; s++, decoded++, at++) {
         for (int h = 0; h < Header<F>::HALVES; h++) {
             I acc[N][LANE_VECTORS];
             for (int n = 0; n < N; n++)
                 for (int l = 0; l < LANE_VECTORS; l++) acc[n][l] = start<F>(tokens[n][at], h);
-            // Unrolled whole, compilers make all products first and keep them in memory until they are added up.
+            for (int first = 0; first < 4; first += STEPS) {
+                typename X::Sum part[N][LANE_VECTORS];
+                for (int n = 0; n < N; n++)
+                    for (int l = 0; l < LANE_VECTORS; l++) part[n][l] = X::begin(acc[n][l]);
+                // Unrolled whole, compilers make all products first and keep them in memory until they are added up.
 #pragma GCC unroll 4
-            for (int i = 0; i < (F::HALVES ? 8 : 16); i++) {
-                const int p = F::HALVES ? i / 2 * 4 + i % 2 + 2 * h : i;
-                for (int n = 0; n < N; n++) {
-                    const I x = two(tokens[n][at].codes + 2 * p);
-                    for (int l = 0; l < LANE_VECTORS; l++) acc[n][l] = dot(x, decoded->quants[p][l], acc[n][l]);
+                for (int j = 0; j < WORDS; j++) {
+                    const int p = X::PER * first + (F::HALVES ? j / HALF * X::PER + j % HALF + HALF * h : j);
+                    for (int n = 0; n < N; n++) {
+                        const I x = X::codes(tokens[n][at], p);
+                        for (int l = 0; l < LANE_VECTORS; l++) part[n][l] = X::add(part[n][l], x, decoded->quants[p][l]);
+                    }
                 }
+                for (int n = 0; n < N; n++)
+                    for (int l = 0; l < LANE_VECTORS; l++) acc[n][l] = X::end(part[n][l], acc[n][l]);
             }
-            for (int n = 0; n < N; n++) add_sum(decoded->header, tokens[n][at], h, acc[n], total[n]);
+            for (int n = 0; n < N; n++) add_sum(decoded->header, tokens[n][at], h, acc[n], sums[n]);
         }
     }
+    memcpy(total, sums, sizeof sums);
 }
 
-template <class F, int N>
-inline void meet_tile(int size, const Decoded<F>* decoded, int span, const Rounded* const* tokens, int at,
+template <class F, class X, int N>
+inline void meet_tile(int size, const Decoded<F, X>* decoded, int span, const typename X::Tokens* const* tokens, int at,
                       V (*total)[LANE_VECTORS]) {
     if constexpr (N > 1)
-        if (size < N) return meet_tile<F, N - 1>(size, decoded, span, tokens, at, total);
-    meet<F, N>(decoded, span, tokens, at, total);
+        if (size < N) return meet_tile<F, X, N - 1>(size, decoded, span, tokens, at, total);
+    meet<F, X, N>(decoded, span, tokens, at, total);
 }
 
 // How many times 32 inputs are decoded before tokens meet them: what stays in the first level of cache beside a tile. With
 // few tokens memory is the limit, and decoding has to ask it for more all the time, not in bursts.
-constexpr int LONGEST_SPAN = 16, SHORTEST_SPAN = 2, FEW_TOKENS = 4 * TILE;
+constexpr int LONGEST_SPAN = 16, SHORTEST_SPAN = 2, FEW_TOKENS = W == 16 ? 48 : W == 8 ? 24 : 12;
 // Bytes of inputs that are met by one group after the other: what stays in the second level.
 constexpr size_t MET_BYTES = 256 * 1024;
 
 // All tokens times one group, in tiles of about one size.
-template <class F>
-void decoded_group(const uint8_t* w, const Rounded* const* tokens, int count, int inputs, Decoded<F>* decoded,
-                   V (*total)[LANE_VECTORS]) {
-    const int tiles = (count + TILE - 1) / TILE, size = count / tiles, larger = count % tiles;
+template <class F, class X>
+void decoded_group(const uint8_t* w, const typename X::Tokens* const* tokens, int count, int inputs,
+                   Decoded<F, X>* decoded, V (*total)[LANE_VECTORS]) {
+    const int tiles = (count + X::TILE - 1) / X::TILE, size = count / tiles, larger = count % tiles;
     for (int t = 0; t < count; t++)
         for (int l = 0; l < LANE_VECTORS; l++) total[t][l] = zero();
     const int longest = count <= FEW_TOKENS ? SHORTEST_SPAN : LONGEST_SPAN;
@@ -157,38 +194,43 @@ void decoded_group(const uint8_t* w, const Rounded* const* tokens, int count, in
             decoded[s].read(w + (size_t)((at + s) * 32 / F::BLOCK) * F::BYTES, (at + s) * 32 % F::BLOCK / 32);
         for (int i = 0, t = 0; i < tiles; i++) {
             const int here = size + (i < larger);
-            meet_tile<F, TILE>(here, decoded, span, tokens + t, at, total + t);
+            meet_tile<F, X, X::TILE>(here, decoded, span, tokens + t, at, total + t);
             t += here;
         }
     }
 }
 
 // All tokens times `groups` neighbouring groups; y[t * y_stride] receives `outputs` outputs.
-template <class F>
-void packed_rows(const uint8_t* w, size_t group_bytes, int groups, const Rounded* const* tokens, int count, int inputs,
-                 float* y, size_t y_stride, int outputs) {
+template <class F, class X>
+void packed_rows(const uint8_t* w, size_t group_bytes, int groups, const typename X::Tokens* const* tokens, int count,
+                 int inputs, float* y, size_t y_stride, int outputs) {
     struct alignas(V) Total {
         V lanes[LANE_VECTORS];
     };
-    static thread_local std::vector<Decoded<F>> decoded(LONGEST_SPAN);
+    static thread_local std::vector<Decoded<F, X>> decoded(LONGEST_SPAN);
     static thread_local std::vector<Total> totals;
-    const int most = std::max(TILE, (int)(MET_BYTES / (sizeof(Rounded) * (inputs / 32))));
+    const int most = std::max(X::TILE, (int)(MET_BYTES / (sizeof(typename X::Tokens) * (inputs / 32))));
     if (totals.size() < (size_t)most) totals.resize(most);
     auto total = (V (*)[LANE_VECTORS])totals.data();
-    Decoded<F>* const scratch = decoded.data();
+    Decoded<F, X>* const scratch = decoded.data();
     for (int first = 0; first < count; first += most) {
         const int here = std::min(most, count - first);
         for (int g = 0; g < groups; g++) {
             const uint8_t* group = w + g * group_bytes;
             if (here == 1)
-                direct_group<F, 1>(group, tokens + first, inputs, total);
+                direct_group<F, X, 1>(group, tokens + first, inputs, total);
             else if (here == 2)
-                direct_group<F, 2>(group, tokens + first, inputs, total);
+                direct_group<F, X, 2>(group, tokens + first, inputs, total);
             else
-                decoded_group<F>(group, tokens + first, here, inputs, scratch, total);
-            const size_t width = sizeof(float) * std::min(GROUP, outputs - g * GROUP);
+                decoded_group<F, X>(group, tokens + first, here, inputs, scratch, total);
+            const int width = std::min(GROUP, outputs - g * GROUP);
             float* to = y + first * y_stride + g * GROUP;
-            for (int t = 0; t < here; t++, to += y_stride) memcpy(to, total[t], width);
+            for (int t = 0; t < here; t++, to += y_stride) {
+                if (width == GROUP)
+                    memcpy(to, total[t], sizeof(float) * GROUP);  // of a size that is known, in two moves
+                else
+                    memcpy(to, total[t], sizeof(float) * width);
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
 from troth.errors import ContextExceeded
 from troth.library import Engine
+from troth.request_builder import RequestBuilder
 from troth.testing.byte_tokenizer import BytePrompts, ByteTokenizer
 from troth.testing.fake_answer import FakeAnswer, play
 from troth.testing.fake_engine import FakeEngine
@@ -92,7 +93,7 @@ class Person(io.StringIO):
 
 
 class EngineOpener:
-    """Replaces ``cli.session.open_engine``; keeps what it was called with and what it opened."""
+    """Replaces ``cli.session.open_engine``; keeps what it loaded, and what for: nothing when it was refused before."""
 
     early_limit: int | None = None
     """Tokens at which the prompt builder itself refuses, before the engine is asked."""
@@ -102,10 +103,12 @@ class EngineOpener:
         answer: str | FakeAnswer | Script = "Hello.",
         *,
         context_tokens: int = 8192,
+        declared_tokens: int | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
         capabilities: TemplateCapabilities | None = None,
     ) -> None:
         self._capabilities = capabilities or TemplateCapabilities()
+        self._declared_tokens = declared_tokens or context_tokens
         script = (
             answer
             if callable(answer)
@@ -114,9 +117,7 @@ class EngineOpener:
         self.thread = ScriptedThread(script, context_tokens, on_event)
         self.options: list[Any] = []
 
-    def __call__(self, model: Any, engine: Any, progress: Any) -> Engine:
-        self.options += [model, engine]
-        progress("reading weights", 1, 2)
+    def __call__(self, model: Any, engine: Any, progress: Any, check: Any = lambda builder, limit: None) -> Engine:
         text = SimpleNamespace(
             prompts=lambda context_tokens: BytePrompts(self.early_limit),
             tokenizer=ByteTokenizer(),
@@ -124,6 +125,10 @@ class EngineOpener:
             calls=None,
             defaults=SimpleNamespace(sampling=lambda **values: SamplingParams(**values)),
         )
+        most_tokens = self._declared_tokens
+        check(RequestBuilder(text, most_tokens, ByteTokenizer().vocab_size), most_tokens)  # type: ignore[arg-type]
+        self.options += [model, engine]
+        progress("reading weights", 1, 2)
         return Engine(self.thread, text)  # type: ignore[arg-type]
 
     def prompt(self, index: int = -1) -> str:

@@ -17,7 +17,7 @@ from troth.cli import serve, served
 from troth.cli.main import main
 from troth.contracts.capabilities import TemplateCapabilities
 from troth.contracts.sampling import SamplingParams
-from troth.errors import ModelLoadError
+from troth.errors import CapabilityUnavailable, ModelLoadError
 from troth.runtime.isolate import ProcessEngineClient
 from troth.serve.listen import Server
 from troth.testing.byte_tokenizer import BytePrompts, ByteTokenizer
@@ -30,6 +30,11 @@ FAKE = "troth.testing.fake_engine:build_fake_engine"
 def build_refusing(options: dict[str, Any], report: Any) -> Any:
     """A factory that cannot load."""
     raise ModelLoadError("does not fit: 2 bytes wanted, 1 usable", path="pebble.gguf")
+
+
+def build_lacking(options: dict[str, Any], report: Any) -> Any:
+    """A factory that is asked for what its model has not."""
+    raise CapabilityUnavailable("speculation mtp", "its family has no draft heads", param="speculation")
 
 
 def build_crashing(options: dict[str, Any], report: Any) -> Any:

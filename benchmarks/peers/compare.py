@@ -56,6 +56,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--repetitions", type=int, default=5)
     made.add_argument("--dtype", default=None, help="Troth's activations")
     made.add_argument("--kv-dtype", default=None, help="Troth's cache format")
+    made.add_argument("--inputs", default=None, help="what Troth's quantised layers round their inputs to")
     return made
 
 
@@ -81,7 +82,9 @@ def compare(
     peers = {s.name: Peer(arguments.peer_python, script, path, str(arguments.threads), *s.arguments) for s in settings}
     engine = troth.Engine.open(
         path,
-        model_options=ModelOptions(context_tokens=2048, dtype=arguments.dtype, kv_dtype=arguments.kv_dtype),
+        model_options=ModelOptions(
+            context_tokens=2048, dtype=arguments.dtype, kv_dtype=arguments.kv_dtype, inputs=arguments.inputs
+        ),
         engine_options=EngineOptions(threads=arguments.threads),
     )
     series: dict[str, dict[str, list[float]]] = {}
@@ -106,10 +109,13 @@ def compare(
     for peer in peers.values():
         peer.close()
     options = {"model": info.model, "threads": arguments.threads, "dtype": info.dtype, "kv_dtype": info.kv_dtype}
+    options |= {"inputs": arguments.inputs}
     result = lib.stamp(options) | {"ratios": ratios, "series": series, "floors": floors, "peer": about}
     result["load_s"] = info.load_s
     result["memory_gb_per_s"] = bandwidth
-    lib.finish(name if arguments.model is None else f"{name}-{Path(path).stem}", result, arguments)
+    name += "" if arguments.model is None else f"-{Path(path).stem}"
+    name += "" if arguments.inputs is None else f"-inputs-{arguments.inputs}"
+    lib.finish(name, result, arguments)
 
 
 def bytes_per_token(artifact: Artifact, engine: troth.Engine, kind: str, number: int) -> float:

@@ -137,8 +137,12 @@ def load_text(artifact: Artifact, options: ModelOptions) -> TextSide:
     if options.chat_template is not None:
         try:
             source, tool_source = Path(options.chat_template).read_text(encoding="utf-8"), None
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"chat template {options.chat_template!r} cannot be read: {error}") from error
+        except OSError as error:
+            raise OptionError(f"chat template {options.chat_template!r} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise OptionError(
+                f"chat template {options.chat_template!r} is not UTF-8: byte {error.start}, {error.reason}"
+            ) from error
     tokenizer = load_tokenizer(artifact, template=source)
 
     def compiled(text: str | None) -> ChatTemplate | None:
@@ -256,8 +260,8 @@ def certify(
     asked = replace(engine, speculation=("mtp",), speculate_uncertified=True)
     planned, text = plan(artifact, model, asked), load_text(artifact, model)
     bound = computation(model, asked, planned.facts)
-    digest = artifact.digest(lambda done, total: progress("reading files", done, total))
     prompts = certifying_prompts(text.prompts(planned.plan.context_tokens))
+    digest = artifact.digest(lambda done, total: progress("reading files", done, total))
     findings = certify_head(planned, text.tokenizer, prompts, progress)
     made = Certificate(
         model=artifact.name,

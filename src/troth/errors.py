@@ -56,10 +56,13 @@ class ContextExceeded(RequestError):
     def __init__(
         self, *, num_prompt_tokens: int, max_tokens: int, limit: int, at_least: bool = False, param: str = "messages"
     ) -> None:
-        counted = f"at least {num_prompt_tokens}" if at_least else str(num_prompt_tokens)
+        prompt = (
+            f"{'at least ' if at_least else ''}{num_prompt_tokens} {'token' if num_prompt_tokens == 1 else 'tokens'}"
+        )
+        answer = f"{max_tokens} more {'was' if max_tokens == 1 else 'were'} requested for the answer"
         super().__init__(
-            f"This model's maximum context length is {limit} tokens; the prompt has {counted} tokens and "
-            f"{max_tokens} more were requested for the answer. Shorten the prompt or lower max_tokens.",
+            f"This model's maximum context length is {limit} tokens; the prompt has {prompt} and {answer}. "
+            "Shorten the prompt or lower max_tokens.",
             param=param,
             code="context_length_exceeded",
         )

@@ -17,7 +17,7 @@ from troth.contracts.grammar import Grammar
 from troth.contracts.names import RequestId
 from troth.contracts.request import Request
 from troth.contracts.speculation import Speculation, read_speculation
-from troth.errors import RequestError
+from troth.errors import CapabilityUnavailable, RequestError
 from troth.text.chat_terms import TERMS, ChatModel, ChatTerms, read_terms
 from troth.text.messages import normalise_messages, split_continued
 from troth.text.prefix import PrefixIds, chat_prefix
@@ -98,6 +98,8 @@ class RequestBuilder:
             _require_names(template_variables)
         terms, capabilities = read_terms(options), self._text.capabilities
         terms.require_served(capabilities)
+        if (field := terms.idle_effort(capabilities)) is not None:
+            raise CapabilityUnavailable(field, "this model's template takes none; leave it out", param=field)
         return terms, terms.variables(capabilities) | dict(template_variables or {})
 
     def _prompt(self, prompt: str | Sequence[int]) -> Prompt:

@@ -65,8 +65,9 @@ def write(
     tensors: Mapping[str, Array],
     *,
     quantise: Callable[[str], bool] = lambda name: False,
+    kind: str = "Q8_0",
 ) -> Path:
-    """A GGUF of float32 tensors; those whose name ``quantise`` picks become Q8_0."""
+    """A GGUF of float32 tensors; those whose name ``quantise`` picks become ``kind``."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
         add: dict[type, Callable[[str, Any], None]] = {
@@ -80,8 +81,8 @@ def write(
     for name, tensor in tensors.items():
         array = np.ascontiguousarray(tensor, dtype=np.float32)
         if quantise(name):
-            blocks = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0)
-            writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            blocks = gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
+            writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             writer.add_tensor(name, array)
     writer.write_header_to_file()

@@ -38,7 +38,7 @@ def _folder(tmp_path: Path) -> str:
 def test_cache_sums_up_and_lists_what_is_kept(folder: str) -> None:
     code, text = asked("--disk-cache", folder)
     assert code == 0
-    assert "in 2 files of 1 models" in text
+    assert "in 2 files of 1 model" in text
     code, text = asked("list", "--disk-cache", folder)
     assert code == 0
     assert "pebble, float16" in text
@@ -53,7 +53,7 @@ def test_cache_verify_removes_what_is_damaged_and_fails_once(folder: str) -> Non
     hurt.write_bytes(hurt.read_bytes()[:-1])
     code, text = asked("verify", "--disk-cache", folder)
     assert (code, text) == (1, "2 files read, 1 damaged and removed.\n")
-    assert asked("verify", "--disk-cache", folder) == (0, "1 files read, 0 damaged and removed.\n")
+    assert asked("verify", "--disk-cache", folder) == (0, "1 file read, 0 damaged and removed.\n")
 
 
 def test_cache_flush_removes_everything(folder: str) -> None:
@@ -69,6 +69,16 @@ def test_cache_says_where_there_is_none(tmp_path: Path) -> None:
     code, text = asked("eat")
     assert code == 2
     assert "stats, list, verify, flush, export, import, not 'eat'" in text
+
+
+def test_cache_looks_at_the_files_it_is_given_before_it_looks_for_a_model(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("[]")
+    gone, model = str(tmp_path / "gone"), ("-m", str(tmp_path / "no model"), "--disk-cache", str(tmp_path))
+    assert asked("export", gone, "x", *model) == (2, f"troth: {gone}: there is no such file\n")
+    assert asked("import", gone, *model) == (2, f"troth: {gone}: there is no such file\n")
+    code, text = asked("export", str(tmp_path / "list"), "x", *model)
+    assert (code, text.partition("list: ")[2]) == (2, "must be an object with messages or a prompt, not an array\n")
+    assert asked("import", *model) == (2, "troth: cache import takes FILE, not 0 operands\n")
 
 
 def test_cache_tells_of_a_folder_that_cannot_be_used(tmp_path: Path) -> None:

@@ -101,12 +101,13 @@ IN_SHORT = "qwen3_5_moe"
 )
 def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> laws.BuildEngine:
     family, _, kv_name = request.param.partition(" ")
-    return _engines(load(save(random_model(FAMILIES[family]), tmp_path_factory.mktemp(family))), kv_name)
+    return engines(load(save(random_model(FAMILIES[family]), tmp_path_factory.mktemp(family))), kv_name)
 
 
-def _engines(
+def engines(
     model: Model, kv_name: str = "", *, context_tokens: int = CONTEXT, tokenizer: TokenBytes | None = None
 ) -> laws.BuildEngine:
+    """Makes engines of a model as a law wants them, over a cache of this format."""
     kv_dtype = dtype_of(kv_name or "float32")
     specs = with_scales(model.config.cache_specs(kv_dtype.itemsize), SCALE_BYTES.get(kv_name, 0))
     groups = attention_groups(specs)
@@ -212,7 +213,7 @@ def test_laws_hold_in_short_for_experts_in_every_layer(build: laws.BuildEngine) 
 
 def test_laws_hold_over_an_fp8_cache(tmp_path: Path) -> None:
     """By references: the kernels of the CPU do not know the format, which is for GPUs."""
-    build = _engines(load(save(random_model(FAMILIES["qwen3"]), tmp_path / "model")), "fp8")
+    build = engines(load(save(random_model(FAMILIES["qwen3"]), tmp_path / "model")), "fp8")
     short = [replace(one, max_tokens=8) for one in requests()[1:4]]
     laws.batched_equals_single(build, short)
     laws.restored_equals_cold(build, short, laws.Serving(disk_folder=tmp_path / "cache"))
@@ -275,7 +276,7 @@ GRAMMARS = (None, None, Grammar(kind="json_schema", source=SCHEMA), Grammar(kind
 
 @pytest.fixture(scope="module", name="build_of")
 def _build_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], laws.BuildEngine]:
-    return cache(lambda family: _engines(load(save(random_model(FAMILIES[family]), tmp_path_factory.mktemp(family)))))
+    return cache(lambda family: engines(load(save(random_model(FAMILIES[family]), tmp_path_factory.mktemp(family)))))
 
 
 @given(
@@ -324,7 +325,7 @@ def test_law_speculation_changes_nothing_at_random(
 def test_law_speculation_changes_nothing_in_bfloat16_where_logits_are_equal(
     family: str, source: str, tmp_path: Path
 ) -> None:
-    build = _engines(load(save(random_model(FAMILIES[family]), tmp_path), torch.bfloat16), "bfloat16")
+    build = engines(load(save(random_model(FAMILIES[family]), tmp_path), torch.bfloat16), "bfloat16")
     some = requests()[:6]
     # The first tokens at least: no draft was beside them. Usually half of all.
     assert laws.speculation_changes_nothing_where_logits_are_equal(build, some, SOURCES[source], 4) >= len(some)
@@ -362,7 +363,7 @@ def test_law_batched_equals_single_where_kernels_do_not_take_a_product(tmp_path:
     if "cpu" not in linear.active:
         pytest.skip("the kernels are not built")
     odd = transformers.Qwen3Config(**{**DENSE, "intermediate_size": 80}, head_dim=16)
-    build = _engines(load(save(random_model(odd), tmp_path)))
+    build = engines(load(save(random_model(odd), tmp_path)))
     short = [replace(one, max_tokens=8) for one in requests()[1:4]]
     laws.batched_equals_single(build, short)
     loop, scheduler = build(laws.Serving())
@@ -375,7 +376,7 @@ def test_law_batched_equals_single_where_kernels_do_not_take_a_product(tmp_path:
 def test_law_speculation_changes_nothing_for_a_trained_hybrid() -> None:
     folder = shared("troth-tiny-hybrid")
     golden = json.loads((folder / "golden.json").read_text())
-    build = _engines(load(folder, context_tokens=1024), context_tokens=1024, tokenizer=Tokenizer.from_folder(folder))
+    build = engines(load(folder, context_tokens=1024), context_tokens=1024, tokenizer=Tokenizer.from_folder(folder))
     some = [
         Request(
             request_id=RequestId(f"p{prompt['id']}"),

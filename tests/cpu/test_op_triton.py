@@ -27,6 +27,16 @@ def test_triton_kernels_equal_their_references_in_the_interpreter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@WITHOUT
+def test_triton_kernels_are_compiled_before_requests_come() -> None:
+    """Every failure of ``triton_forms.py`` is shown."""
+    command = [sys.executable, "-m", "pytest", "-q", "tests/cpu/triton_forms.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_triton_says_why_it_cannot_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -13,13 +13,17 @@ import transformers
 import tests.cpu.triton_kernels  # noqa: F401 - what the interpreter lacks
 from tests.cpu.captured_steps import Side, prompts, run_again, steps
 from tests.cpu.tiny_models import CPU, DENSE, SMALL_HYBRID, load, random_model, save
+from troth.cache.storage import CacheStorage
+from troth.contracts.cache_spec import attention_groups
 from troth.contracts.plan import StepPlan
 from troth.models.family import Model, Placement
+from troth.nn.batch import Batch
 from troth.ops import registry
 from troth.ops.attention import attention
 from troth.ops.gated_delta import gated_delta
 from troth.ops.rotary_kv_write import rotary_kv_write
 from troth.ops.short_conv import short_conv
+from troth.run import rehearsal
 from troth.run.answer_inputs import AnswerInputs
 from troth.run.device_batch import DeviceBatches
 
@@ -73,3 +77,32 @@ def test_captured_steps_with_drafts_compute_what_ordinary_ones_do_from_the_devic
             assert not any(state[[1, 3]].any() for state in captured.cache.states[layer])
             assert not any(trail[[1, 3]].any() for trail in captured.cache.trails[layer])
     assert [(shape.rows, shape.tokens, shape.width) for shape in captured.graphs._captured] == [(4, 8, 4)]
+
+
+def test_rehearsal_computes_steps_of_every_width_and_leaves_caches_alone(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "MOST_TOKENS", 4)  # so that the interpreter ends
+    seen, forward = list[tuple[int, int, int]](), type(model).forward
+
+    def watched(self: Model, batch: Batch, cache: CacheStorage) -> torch.Tensor:
+        rows = batch.rows
+        seen.append((rows.num_rows, len(batch.token_ids_T), rows.max_new))
+        assert all(kv.block_table_RB.shape == (rows.num_rows, 4) for kv in batch.groups)
+        return forward(self, batch, cache)
+
+    compute_with("torch")
+    side = Side(model, run_again, PLACE)
+    side.ordinary(prompts(num_groups=1))
+    monkeypatch.setattr(type(model), "forward", watched)
+    compute_with("triton")
+    before = [tensor.clone() for tensor in side.cache.tensors()]
+    groups = attention_groups(model.config.cache_specs(PLACE.dtype.itemsize))
+    rehearsal.rehearse(
+        model, side.cache, groups, max_rows=2, context_tokens=PLACE.context_tokens, step_tokens=32, device=CPU
+    )
+    for was, tensor in zip(before, side.cache.tensors(), strict=True):
+        assert torch.equal(was.nan_to_num(), tensor.nan_to_num())
+        assert torch.equal(was.isnan(), tensor.isnan())
+    of_rows = [(rows, rows, width) for rows in (1, 2) for width in (1, 2, 4, 8)]
+    assert seen == [*of_rows, (1, 2, 8), (1, 4, 8), (1, 16, 16)]

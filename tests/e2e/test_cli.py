@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ TROTH = [sys.executable, "-m", "troth.cli.main"]
 QUESTION = "What is the capital of France?"
 LONG = "Count from one to one thousand in words."
 DEADLINE_S = 120
+PROGRESS = re.compile(r"^(Starting|Planning|Reading weights|Warming up|Reading the prompt) \.\.\.\n", re.MULTILINE)
+"""What a slow machine says in lines where nobody sees a bar."""
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -38,7 +41,8 @@ def troth(*arguments: str, stdin: str | bytes = "", **changes: str) -> subproces
     done = subprocess.run(
         [*TROTH, *arguments], input=raw, capture_output=True, timeout=DEADLINE_S, env=environment(**changes)
     )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    errors = PROGRESS.sub("", done.stderr.decode())
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), errors)
 
 
 class Screen:

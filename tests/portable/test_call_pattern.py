@@ -358,12 +358,12 @@ def test_grammar_of_a_tool_allows_objects_alone_whatever_else_the_schema_does() 
 
 
 FAULTS: list[tuple[Any, str, bool, str]] = [
-    (held(b={"type": "string", "pattern": "(?=x)"}), "#/properties/b", False, "look-around"),
-    (held(b={"type": "string", "pattern": r"(a)\1"}), "#/properties/b", False, "backreferences"),
+    (held(b={"type": "string", "pattern": "(?=x)"}), "#/properties/b/pattern", False, "look-around"),
+    (held(b={"type": "string", "pattern": r"(a)\1"}), "#/properties/b/pattern", False, "backreferences"),
     (held(b={"type": "string", "minLength": 3, "maxLength": 2}), "#/properties/b", True, "minLength"),
     (held(**{'b "é': {"type": "string", "pattern": "^a$", "maxLength": 0}}), '#/properties/b "é', False, "empty"),
     (held(b={"items": False, "minItems": 1, "type": "array"}), "#/properties/b/items", False, "false"),
-    (held(b={"pattern": "("}) | {"additionalProperties": False}, "#/properties/b", True, "unclosed"),
+    (held(b={"pattern": "("}) | {"additionalProperties": False}, "#/properties/b/pattern", True, "unclosed"),
     (held(a={"anyOf": [False, True]}, b=held(c=False, d=False)), "#/properties/b/properties/c", False, "false"),
     (held(b={"type": "array", "items": {"$ref": "#"}, "minItems": 1}), "#", False, "without end"),
     (held(b=False), "#/properties/b", True, "false"),
@@ -396,7 +396,7 @@ def test_fault_of_an_answer_s_schema_beside_tools_is_not_told_of_a_tool() -> Non
     tokens = ByteTokenizer()
     frame = pattern().source(ToolPolicy(tools=(A,)), tokens, beside="answer")
     answer = Grammar(kind="json_schema", source=json.dumps(held(c={"type": "string", "pattern": "("})), frame=frame)
-    with pytest.raises(RequestError, match="at #/properties/c:") as refusal:
+    with pytest.raises(RequestError, match="at #/properties/c/pattern:") as refusal:
         GrammarCompiler(tokens, tokens.vocab_size).compile(answer, param="response_format")
     assert (refusal.value.param, refusal.value.code) == ("response_format", "invalid_schema")
 

@@ -68,6 +68,17 @@ def test_bench_refuses_what_the_context_cannot_hold(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opener = install(monkeypatch, EngineOpener("x", context_tokens=100))
+    for prompt_tokens, tokens in ((90, 10), (1, 84)):
+        assert main(["bench", "--prompt-tokens", str(prompt_tokens), "--tokens", str(tokens)]) == 2
+        assert "take 101 tokens, more than the context of 100; ask for fewer" in capsys.readouterr().err
+    assert opener.options == []
+
+
+def test_bench_refuses_what_memory_has_no_room_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model may be made for more tokens than its engine turns out to hold."""
+    opener = install(monkeypatch, EngineOpener("x", context_tokens=100, declared_tokens=200))
     assert main(["bench", "--prompt-tokens", "90", "--tokens", "10"]) == 2
     assert "take 101 tokens, more than the context of 100; ask for fewer" in capsys.readouterr().err
     assert opener.thread.is_closed

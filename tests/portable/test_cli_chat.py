@@ -258,3 +258,21 @@ def press_once_at(letter: str) -> Callable[[Event], None]:
             time.sleep(0.05)
 
     return on_event
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--thinking"], "thinking is not available"),
+        (["--reasoning-budget", "5"], "a reasoning budget is not available"),
+        (["--max-tokens", "9000"], "maximum context length is 8192 tokens"),
+    ],
+)
+def test_chat_refuses_before_loading_what_no_turn_could_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    """With an interactive terminal every turn was refused in turn, after the weights had been read."""
+    opener = EngineOpener()
+    assert chat_script(monkeypatch, opener, "", *flags) == 2
+    assert told in capsys.readouterr().err
+    assert opener.options == []

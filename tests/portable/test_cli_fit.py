@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from troth.config.folders import disk_cache_folder
 from troth.config.nearest_plan import nearest_plan
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.cache_spec import AttentionSpec, RecurrentSpec, StateTensor
+from troth.contracts.counted import counted
 from troth.contracts.memory_plan import DiskCachePlan, MemoryPlan
 from troth.errors import OptionError
 from troth.schedule.sizing import Demand, plan_memory
@@ -258,6 +260,22 @@ def test_bytes_text_has_three_digits_and_a_unit(num_bytes: int, text: str) -> No
 )
 def test_count_text_reads_as_the_field_says_it(number: int, text: str) -> None:
     assert count_text(number) == text
+
+
+def test_counted_agrees_with_its_number() -> None:
+    assert (counted(1, "row"), counted(0, "row")) == ("1 row", "0 rows")
+    assert counted(2048, "block", spec=",") == "2,048 blocks"
+    assert (counted(1, "prefix", "prefixes"), counted(2, "prefix", "prefixes")) == ("1 prefix", "2 prefixes")
+
+
+def test_fit_speaks_of_one_thing_in_the_singular(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(monkeypatch, Planner(usable_bytes=2**26), "--rows", "1") == 0
+    out = capsys.readouterr().out
+    assert "- 1 row of 4096 tokens: all fit\n" in out
+    assert "It fits: 1 row, context" in out
+    assert re.search(r"(?<![\d,.])1 (rows|blocks|layers|checkpoints|states)\b", out) is None
 
 
 def test_rate_text_has_a_dash_where_nothing_was_measured() -> None:

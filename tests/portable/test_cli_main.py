@@ -41,6 +41,7 @@ MODEL = [
     "--providers",
     "--threads",
     "--weights",
+    "--inputs",
     "-m",
 ]
 DISK_CACHE = ["--disk-cache", "--disk-cache-size"]
@@ -123,14 +124,14 @@ def test_flags_are_the_frozen_ones_for_every_command() -> None:
     assert flag_names(build_parser()) == [*GENERAL[:2], "--version", GENERAL[2]]
 
 
-def test_serve_has_at_most_31_flags() -> None:
+def test_serve_has_at_most_32_flags() -> None:
     """25, ``--warm`` (what to compute first has a file, which no other flag could name), ``--deterministic``,
     ``--speculate``, ``--speculate-uncertified`` (what goes against a rule is said in words of its own),
-    ``--draft-model`` (a second path, which no list of sources could hold) and ``--weights`` (what is rounded when a
-    model is loaded is neither its arithmetic nor its cache).
+    ``--draft-model`` (a second path, which no list of sources could hold), ``--weights`` (what is rounded when a
+    model is loaded is neither its arithmetic nor its cache) and ``--inputs`` (nor is what weights meet).
     """
     actions = [action for action in parsers()["serve"]._actions if action.option_strings]
-    assert len(actions) <= 31
+    assert len(actions) <= 32
 
 
 def test_flags_set_fields_that_exist() -> None:
@@ -165,6 +166,13 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "troth 0.1.0\n"
 
 
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["rnu"], 2)])
+def test_package_runs_as_the_script_does(arguments: list[str], code: int) -> None:
+    done = subprocess.run([sys.executable, "-m", "troth", *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, "" if code else "troth 0.1.0\n")
+    assert done.stderr.startswith("troth: COMMAND: invalid choice" if code else "")
+
+
 def test_no_command_shows_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     out, err = capsys.readouterr()
@@ -176,7 +184,12 @@ def test_no_command_shows_help_and_fails(capsys: pytest.CaptureFixture[str]) -> 
     [
         (["rnu"], "invalid choice: 'rnu'"),
         (["run", "--tempo", "1"], "unknown here: --tempo (see troth run --help)"),
-        (["run", "--temp", "Hi"], "unknown here: --temp (see troth run --help)"),
+        (["run", "--temp", "Hi"], "unknown here: --temp, did you mean --temperature? (see troth run --help)"),
+        (["run", "--max-tok", "3", "hi"], "unknown here: --max-tok, did you mean --max-tokens? (see troth run --help)"),
+        (["run", "--max-tok=3", "hi"], "unknown here: --max-tok, did you mean --max-tokens? (see troth run --help)"),
+        (["run", "--sed", "3", "-x"], "unknown here: --sed, did you mean --seed?; -x (see troth run --help)"),
+        (["--verison"], "unknown here: --verison, did you mean --version? (see troth --help)"),
+        (["run", "two", "words"], "one argument too many: 'words'; what has spaces stands in quotes (see troth run"),
         (["run", "--top-k"], "--top-k: expected one argument"),
         (["run", "--top-k", "1.5", "Hi"], "--top-k: must be a whole number of at least 0, not '1.5'"),
         (["run", "--seed", "-1", "Hi"], "--seed: must be a whole number from 0 to 18446744073709551615, not '-1'"),
@@ -187,6 +200,7 @@ def test_no_command_shows_help_and_fails(capsys: pytest.CaptureFixture[str]) -> 
         (["serve", "--alias", "x"], "--alias: must be REQUESTED=SERVED, not 'x'"),
         (["serve", "--kv-memory", "lots"], "--kv-memory: must be a size such as 512M or 4G, not 'lots'"),
         (["serve", "--keepalive", "0"], "--keepalive: must be a number of seconds above 0, not '0'"),
+        (["serve", "--context", "15"], "--context: must be a whole number of at least 16, not '15'"),
         (["serve", "--rows", "0"], "--rows: must be a whole number of at least 1, not '0'"),
         (["serve", "--providers", "a,,b"], "--providers: must be words between commas, not 'a,,b'"),
         (["fit", "a", "--model", "b"], "two models are named, 'a' and --model 'b'; name one"),

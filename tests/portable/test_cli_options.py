@@ -88,7 +88,10 @@ def test_engine_options_refuse_a_draft_model_that_nobody_asks_to_draft() -> None
     parse = build_parser().parse_args
     with pytest.raises(OptionError, match="'small' would be loaded and draft nothing; say --speculate draft"):
         flags.engine_options(parse(["serve", "--draft-model", "small", "--speculate", "ngram"]))
-    for wrong in ("foo", "external"):
+    with pytest.raises(OptionError, match="--speculate draft needs a second model that drafts; name one with --draft"):
+        flags.engine_options(parse(["serve", "--speculate", "draft"]))
+    assert flags.engine_options(parse(["serve", "--speculate", "off"])).speculation == ("off",)
+    for wrong in ("foo", "external", "off"):
         with pytest.raises(
             OptionError, match=f"--speculate must name some of ngram, grammar, mtp, draft, not '{wrong}'"
         ):
@@ -163,6 +166,17 @@ def test_size_bytes_reads_binary_units(text: str, size: int) -> None:
 def test_size_bytes_refuses_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="must be a size such as"):
         values.size_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["*", "null", "http://localhost:3000", "https://a.example", "chrome-extension://abc"])
+def test_origin_takes_what_browsers_send(text: str) -> None:
+    assert values.origin(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "localhost:3000", "http://a.example/", "http://a.example/x", "http://", "a b"])
+def test_origin_refuses_what_no_browser_sends(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be an origin such as http://localhost:3000 .* not"):
+        values.origin(text)
 
 
 @pytest.mark.parametrize("text", ["", "1_0", "+1", " 1", "1.0", "²", "٣", "--1", "0x1", "11", "-1"])

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from tests.cli_engine import Person
+from troth import compose
+from troth.cli import doctor
 from troth.cli import progress as progress_module
+from troth.cli.main import main
 from troth.cli.progress import Progress
 from troth.cli.terminal import Terminal
+from troth.errors import OptionError
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +58,67 @@ def test_progress_shows_nothing_when_it_is_quick() -> None:
     assert errors.getvalue() == ""
 
 
-@pytest.mark.parametrize(("errors", "quiet"), [(io.StringIO(), False), (Person(), True)])
-def test_progress_shows_nothing_where_nobody_wants_it(
-    monkeypatch: pytest.MonkeyPatch, errors: io.StringIO, quiet: bool
-) -> None:
+@pytest.mark.parametrize("errors", [io.StringIO(), Person()])
+def test_progress_shows_nothing_where_nobody_wants_it(monkeypatch: pytest.MonkeyPatch, errors: io.StringIO) -> None:
     monkeypatch.setattr(progress_module, "DELAY_S", 0.0)
-    with Progress(Terminal(io.StringIO(), io.StringIO(), errors), "starting", quiet=quiet) as progress:
+    monkeypatch.setattr(progress_module, "PLAIN_DELAY_S", 0.0)
+    with Progress(Terminal(io.StringIO(), io.StringIO(), errors), "starting", quiet=True) as progress:
         progress("reading weights", 1, 2)
         time.sleep(0.05)
     assert errors.getvalue() == ""
+
+
+def test_progress_is_a_line_per_stage_where_no_person_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever read a log saw nothing for as long as a model loaded."""
+    monkeypatch.setattr(progress_module, "PLAIN_DELAY_S", 0.0)
+    out, errors = io.StringIO(), io.StringIO()
+    with Progress(Terminal(io.StringIO(), out, errors), "starting") as progress:
+        wait_for("Starting ...\n", errors)
+        for done in range(3):
+            progress("reading weights", done, 2)
+        progress("warming up", 0, 2)
+    progress("too late", 1, 1)
+    assert errors.getvalue() == "Starting ...\nReading weights ...\nWarming up ...\n"
+    assert out.getvalue() == ""
+
+
+def test_progress_in_lines_says_nothing_when_it_is_quick() -> None:
+    errors = io.StringIO()
+    with Progress(Terminal(io.StringIO(), io.StringIO(), errors), "starting") as progress:
+        progress("reading weights", 1, 2)
+    assert errors.getvalue() == ""
+
+
+def test_progress_in_lines_does_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "PLAIN_DELAY_S", 0.0)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as gone:
+        progress = Progress(Terminal(io.StringIO(), io.StringIO(), gone), "starting")
+        progress._tell()
+        progress("reading weights", 1, 2)
+        with pytest.raises(BrokenPipeError):
+            gone.flush()
+        with suppress(BrokenPipeError):
+            gone.close()
+
+
+@pytest.mark.parametrize(("command", "line"), [("doctor", "Looking at this machine ...\n"), ("fit", "Planning ...\n")])
+def test_commands_without_an_engine_tell_their_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, line: str
+) -> None:
+    """Both import torch, which takes seconds."""
+
+    def slow(*arguments: object) -> None:
+        time.sleep(0.2)
+        raise OptionError("enough")
+
+    monkeypatch.setattr(progress_module, "PLAIN_DELAY_S", 0.0)
+    monkeypatch.setattr(doctor, "examine", slow)
+    monkeypatch.setattr(compose, "find", lambda options: None)
+    monkeypatch.setattr(compose, "plan", slow)
+    assert main([command]) == 2
+    assert capsys.readouterr() == ("", f"{line}troth: enough\n")
 
 
 def test_progress_is_not_started_after_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,35 @@ def test_run_prints_the_answer_alone_on_stdout(opener: EngineOpener, capsys: pyt
     assert f"seed {opener.thread.requests[0].sampling.seed}" in err
 
 
+@pytest.mark.parametrize(
+    ("answer", "flags", "context_tokens", "told"),
+    [
+        (FakeAnswer(text="long " * 9), ["--max-tokens", "4"], 999, "The answer was cut at --max-tokens 4.\n"),
+        (FakeAnswer(text="long " * 9), [], 27, "The answer was cut: the context of 27 tokens is full.\n"),
+        (
+            FakeAnswer(text="x", reasoning="hm " * 9),
+            ["--max-tokens", "4"],
+            999,
+            "Reasoning took all 4 tokens; --max-to",
+        ),
+    ],
+)
+def test_run_tells_that_an_answer_is_not_whole(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: FakeAnswer,
+    flags: list[str],
+    context_tokens: int,
+    told: str,
+) -> None:
+    """Of an answer that was all reasoning nothing came, and nobody said why."""
+    marks = ReasoningCapability(markers="think", open="<think>", close="</think>", kept="all")
+    able = TemplateCapabilities(chat=True, reasoning=marks)
+    install(monkeypatch, EngineOpener(answer, context_tokens=context_tokens, capabilities=able))
+    assert main(["run", *flags, "Hi"]) == 0
+    assert capsys.readouterr().err.startswith(told)
+
+
 def test_run_quiet_prints_nothing_else(opener: EngineOpener, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-q", "Hi"]) == 0
     assert capsys.readouterr() == ("Paris.\n", "")
@@ -80,14 +109,17 @@ def test_run_shows_reasoning_dim_to_a_person_and_in_json_alone_elsewhere(
         (["--thinking", "--no-thinking"], "contradict each other"),
         (["--raw", "--no-thinking"], "--raw leaves out"),
         (["--thinking"], "thinking is not available"),
+        (["--reasoning-budget", "5"], "a reasoning budget is not available"),
     ],
 )
 def test_run_refuses_thinking_that_cannot_be(
     opener: EngineOpener, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
 ) -> None:
     assert main(["run", "-q", *flags, "Hi"]) == 2
-    assert told in capsys.readouterr().err
-    assert "--chat-template" not in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert told in err
+    assert "--chat-template" not in err
+    assert opener.options == []
 
 
 def test_run_hands_what_is_said_about_thinking_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +229,20 @@ def test_run_ends_the_line_and_tells_why_when_the_engine_fails(
 def test_run_tells_a_prompt_that_is_too_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(monkeypatch, EngineOpener(context_tokens=16))
+    opener = install(monkeypatch, EngineOpener(context_tokens=64))
+    for arguments in (["x" * 50], ["--raw", "x" * 64], ["--max-tokens", "60", "Hi"]):
+        assert main(["run", *arguments]) == 2
+        assert "maximum context length is 64 tokens" in capsys.readouterr().err
+    assert opener.options == []
+
+
+def test_run_tells_a_prompt_for_which_memory_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opener = install(monkeypatch, EngineOpener(context_tokens=16, declared_tokens=99))
     assert main(["run", "x" * 50]) == 2
     assert "maximum context length is 16 tokens" in capsys.readouterr().err
+    assert opener.options
 
 
 def test_run_stops_at_ctrl_c_and_keeps_what_was_said(
@@ -309,9 +352,10 @@ def test_run_says_what_to_do_when_the_model_knows_no_chat(
     def no_template(*arguments: object, **named: object) -> None:
         raise CapabilityUnavailable("chat", "this model has no chat template")
 
-    install(monkeypatch, EngineOpener())
+    opener = install(monkeypatch, EngineOpener())
     monkeypatch.setattr(BytePrompts, "chat", no_template)
     assert main(["run", "Hi"]) == 2
+    assert opener.options == []
     err = capsys.readouterr().err
     assert err.startswith("troth: chat is not available: this model has no chat template. Here: --chat-template FILE")
     assert main(["run", "-q", "--raw", "Hi"]) == 0

@@ -146,6 +146,11 @@ def test_serve_answers_503_while_loading_and_can_be_stopped_then() -> None:
     ("factory", "code", "told"),
     [
         ("tests.cli_server:build_refusing", 2, "troth: pebble.gguf: does not fit: 2 bytes wanted, 1 usable"),
+        (
+            "tests.cli_server:build_lacking",
+            2,
+            "troth: speculation mtp is not available: its family has no draft heads",
+        ),
         ("tests.cli_server:build_crashing", 1, "troth: pebble: engine process died (exit code 9, pid "),
     ],
 )
@@ -216,6 +221,44 @@ def test_serve_refuses_a_warm_file_before_it_loads_anything(tmp_path: Path, cont
     assert said in err
     assert str(file) in err
     assert "Loading" not in err
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"prompt": 5}, "prompt must be a string, not 5"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
+        ({"prompt": "x" * 20, "model": "flint"}, "The model 'flint' is not served here. Served: pebble."),
+        ({"prompt": "x" * 20, "temperature": 1}, "'temperature' is no field of a prefix"),
+        ({"prompt": "x" * 20, "id": "y" * 200}, "pin must have 1 to 128 printable characters"),
+        ({"prompt": "x" * 40}, "maximum context length is 32 tokens"),
+    ],
+)
+def test_serve_refuses_a_prefix_that_can_never_be_kept_while_it_loads(
+    tmp_path: Path, entry: dict[str, Any], said: str
+) -> None:
+    """It was found out once the weights were there, which may be minutes later."""
+    file = tmp_path / "warm.json"
+    file.write_text(json.dumps([{"prompt": "x" * 20}, entry]))
+    never = {"engine": {"ready": False}, "factory": f"{__name__}:build_never"}
+    with served("--warm", str(file), "--context", "32", settings=never) as server:
+        code, out, err = server.end()
+    assert (code, out) == (2, "")
+    assert f"{file}: entry 2: " in err
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--alias", "a=flint"], "--alias a=flint: 'flint' is not served here; write a=pebble"),
+        (["--disk-cache", __file__], f"--disk-cache {__file__}: File exists; name another folder, or off"),
+        (["--disk-cache", f"{__file__}/x"], f"--disk-cache {__file__}/x: Not a directory; name another folder, or off"),
+    ],
+)
+def test_serve_refuses_before_it_loads_anything(arguments: list[str], said: str) -> None:
+    with served(*arguments) as server:
+        assert server.end() == (2, "", f"troth: {said}\n")
 
 
 def test_serve_ends_when_a_prefix_cannot_be_kept_and_names_it(tmp_path: Path) -> None:

@@ -234,6 +234,21 @@ def test_stats_count_rounds_drafts_and_what_was_accepted() -> None:
     assert stats.disabled_reason is None
 
 
+@pytest.mark.parametrize(("depth", "longest"), [(None, 3), (8, 8), (2, 2)])
+def test_requests_that_name_no_depth_get_as_many_drafts_as_the_engine_has_steps_for(
+    depth: int | None, longest: int
+) -> None:
+    plain = Request(request_id=RequestId("r"), prompt_ids=(65,) * 20, max_tokens=40)
+    drafted = Speculation(sources=("external",), depth=depth, adaptive=False, predicted_ids=tuple(SAID))
+    for named in (True, False):
+        asked = replace(plain, speculation=drafted) if named else plain
+        sink, _ = served(asked, most=3, default=drafted)
+        end = sink.events[-1]
+        assert isinstance(end, Completed)
+        assert end.speculation is not None
+        assert len(end.speculation.accepted_by_depth) == longest
+
+
 def test_totals_say_that_a_head_without_a_certificate_is_loaded() -> None:
     scheduler = Scheduler(limits(groups=(FULL,), num_blocks=(64,), prompt_cache=True))
     for uncertified in (False, True):

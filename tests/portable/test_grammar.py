@@ -212,7 +212,7 @@ def test_session_takes_a_text_token_that_ends_answers_as_the_end_alone() -> None
     mask = one.mask()
     assert (allowed_ids(mask), one.is_complete) == (set(), False)
     assert one.fault is not None
-    assert "after 1 tokens" in one.fault
+    assert "after 1 token" in one.fault
 
 
 def test_session_of_an_empty_answer_is_complete_before_any_token() -> None:
@@ -226,7 +226,7 @@ def test_session_keeps_a_token_that_is_not_allowed_as_a_fault() -> None:
     one = session(OBJECT)
     one.advance(ord("["))
     assert one.fault is not None
-    assert "after 1 tokens" in one.fault
+    assert "after 1 token" in one.fault
     assert (one.is_accepting, one.is_complete, one.forced_ids()) == (False, False, [])
     assert allowed_ids(one.mask()) == set()
 

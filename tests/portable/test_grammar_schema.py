@@ -55,14 +55,18 @@ def chain(length: int, link: Any = None) -> dict[str, Any]:
         ({"items": {"$ref": "#/$defs/a"}}, "#/items/$ref"),
         ({"items": {"$ref": "#/description"}, "description": "x"}, "#/items/$ref"),
         # What the compiler itself finds is traced to the innermost part.
-        ({"properties": {"a": {"items": {"type": "string", "pattern": "(a"}}}}, "#/properties/a/items"),
+        ({"properties": {"a": {"items": {"type": "string", "pattern": "(a"}}}}, "#/properties/a/items/pattern"),
         (
             {"type": "array", "minItems": 1, "prefixItems": [{"minimum": 5, "maximum": 2, "type": "integer"}]},
             "#/prefixItems/0",
         ),
-        ({"$defs": {"a": {"pattern": "(?=a)"}}, "anyOf": [{"$ref": "#/$defs/a"}]}, "#/$defs/a"),
-        ({"properties": {'é "b': {"type": "string", "pattern": "("}}}, '#/properties/é "b'),
-        ({"additionalProperties": False, "properties": {"a": {"pattern": "("}}}, "#/properties/a"),
+        ({"$defs": {"a": {"pattern": "(?=a)"}}, "anyOf": [{"$ref": "#/$defs/a"}]}, "#/$defs/a/pattern"),
+        ({"properties": {'é "b': {"type": "string", "pattern": "("}}}, '#/properties/é "b/pattern'),
+        ({"additionalProperties": False, "properties": {"a": {"pattern": "("}}}, "#/properties/a/pattern"),
+        (
+            {"properties": {"a": {"pattern": "a", "patternProperties": {"b/c(": {}}}}},
+            "#/properties/a/patternProperties/b~1c(",
+        ),
         ({"properties": {"a": False, "b": False}, "required": ["b"]}, "#/properties/b"),
         (
             {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"allOf": [{"$ref": "#/$defs/x"}]}}},
@@ -75,6 +79,14 @@ def test_schema_with_a_fault_is_refused_by_its_pointer(schema: Any, pointer: str
     error = refused({"type": "object", **schema} if "properties" in schema else schema)
     assert error.code == "invalid_schema"
     assert f"at {pointer}:" in str(error)
+
+
+def test_schema_with_a_pattern_at_fault_is_refused_with_the_pattern() -> None:
+    long = "a" * 100
+    for pattern, said in (("a(?=\\d)", '"a(?=\\\\d)"'), (f"({long}", f'"({long[:79]}"')):
+        error = refused({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}})
+        assert "at #/properties/a/pattern: cannot be compiled: character " in str(error)
+        assert str(error).endswith(f", in the pattern {said}")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +214,7 @@ def test_schema_keeps_what_references_lead_to_inside_keywords_that_are_left_out(
         "else": {"type": "array", "items": {"$ref": "#/else/contains"}, "contains": {"type": "string", "pattern": "("}},
     }
     error = refused(schema, strict=False)
-    assert "at #/else/contains:" in str(error)
+    assert "at #/else/contains/pattern:" in str(error)
     schema["else"]["contains"] = {"type": "boolean"}  # type: ignore[index]
     assert compiled(schema, strict=False) == ("#/if", "#/then", "#/else", "#/else/contains")
     assert "if cannot be enforced" in str(refused(schema))

@@ -14,7 +14,7 @@ from tests.cli_engine import ScriptedThread
 from troth.config.options import ModelOptions
 from troth.contracts.capabilities import TemplateCapabilities
 from troth.contracts.request import Request
-from troth.errors import ModelLoadError, RequestError
+from troth.errors import CapabilityUnavailable, ModelLoadError, RequestError
 from troth.library import Engine
 from troth.testing.byte_tokenizer import BytePrompts, ByteTokenizer
 from troth.testing.fake_answer import FakeAnswer
@@ -128,6 +128,19 @@ def test_options_that_cannot_be_used_are_refused_by_name(options: dict[str, Any]
         request_of(**options)
     assert caught.value.param == param
     assert param in str(caught.value) or "stop string" in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["reasoning_budget", "reasoning_effort"])
+def test_measures_of_reasoning_are_refused_by_name_where_there_is_none(option: str) -> None:
+    """They were dropped without a word. A wish for no reasoning is granted."""
+    one, thread = engine()
+    with pytest.raises(CapabilityUnavailable) as caught:
+        one.chat("Hi", **{option: 5 if option == "reasoning_budget" else "high"})
+    assert caught.value.param == option
+    assert not thread.requests
+    one.chat("Hi", **{option: 0 if option == "reasoning_budget" else "none"})
+    one.chat("Hi", thinking=False, **{option: 5 if option == "reasoning_budget" else "high"})
+    assert len(thread.requests) == 2
 
 
 @pytest.mark.parametrize("variables", [5, "x", ["x"], {5: 5}])

@@ -72,9 +72,10 @@ def test_fields_become_the_grammar_of_every_choice(path: str, fields: dict[str, 
 
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("response_format", "invalid_type", {"response_format": "json"}),
-    ("response_format.type", "invalid_value", {"response_format": {}}),
+    ("response_format.type", "missing_required_parameter", {"response_format": {}}),
     ("response_format.type", "invalid_value", {"response_format": {"type": "yaml"}}),
-    ("response_format.json_schema", "invalid_type", {"response_format": {"type": "json_schema"}}),
+    ("response_format.json_schema", "missing_required_parameter", {"response_format": {"type": "json_schema"}}),
+    ("response_format.json_schema", "invalid_type", {"response_format": {"type": "json_schema", "json_schema": []}}),
     ("response_format.json_schema.schema", "missing_required_parameter", {"response_format": format_of(None)}),
     ("response_format.json_schema.schema", "invalid_type", {"response_format": format_of([])}),
     ("response_format.json_schema.strict", "invalid_type", {"response_format": format_of({}, strict="yes")}),
@@ -116,6 +117,7 @@ def test_grammar_that_cannot_be_followed_is_refused_by_name(
     error = error_of(response)
     assert (response.status_code, error["param"], error["code"]) == (400, param, error_code)
     assert param.rpartition(".")[2] in error["message"]
+    assert "None" not in error["message"]
 
 
 def test_model_without_a_compiler_refuses_grammars() -> None:

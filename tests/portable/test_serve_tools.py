@@ -10,7 +10,12 @@ import pytest
 
 from tests.portable.serving import CHAT, asking, error_of, hello, records
 from troth.contracts.answer import AnswerReading
-from troth.contracts.capabilities import ReasoningCapability, TemplateCapabilities, ThinkingCapability
+from troth.contracts.capabilities import (
+    EffortCapability,
+    ReasoningCapability,
+    TemplateCapabilities,
+    ThinkingCapability,
+)
 from troth.contracts.request import Request
 from troth.contracts.tools import ToolCall, ToolError
 from troth.testing.fake_answer import FakeAnswer
@@ -206,10 +211,80 @@ def test_chat_refuses_wrong_terms_by_name(fields: dict[str, Any], param: str, co
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [({"tools": TOOLS}, "tools"), ({"enable_thinking": True}, "enable_thinking")],
+    [
+        ({"tools": TOOLS}, "tools"),
+        ({"enable_thinking": True}, "enable_thinking"),
+        ({"reasoning": {"budget": 1}}, "reasoning.budget"),
+        ({"thinking": {"budget_tokens": 1024}, "reasoning_effort": "low"}, "thinking.budget_tokens"),
+    ],
 )
 def test_chat_refuses_what_the_template_was_not_proved_to_do(fields: dict[str, Any], param: str) -> None:
     assert refused(TemplateCapabilities(chat=True), **fields) == (param, "capability_unavailable")
+
+
+WRONG_SCHEMAS: list[Any] = [{"type": None}, {"properties": None}, {"properties": {"a": None}}, {"required": [None]}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"messages": [None]}, "messages[0] must be an object, not null"),
+        ({"messages": [[]]}, "messages[0] must be an object, not an array"),
+        ({"messages": [{"role": None}]}, "messages[0].role is null; it must be one of"),
+        ({"messages": [{"role": "user", "content": True}]}, "must be a string or a list of parts, not true"),
+        ({"messages": [{"role": "user", "content": [{"type": None}]}]}, "content[0] is of type null; only text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content[0].text must be a string, not null"),
+        ({"tools": [None]}, "tools[0] must be an object, not null"),
+        ({"tools": [{"type": "function", "function": {"name": None}}]}, "function.name must be a string, not null"),
+        ({"tools": TOOLS, "tool_choice": [None]}, "not an array"),
+        ({"response_format": {"type": True}}, "not true"),
+        *(
+            ({"tools": [{"function": {"name": "f", "parameters": schema}}]}, "is not a JSON Schema: null is not")
+            for schema in WRONG_SCHEMAS
+        ),
+    ],
+)
+def test_errors_name_values_as_json_writes_them(fields: dict[str, Any], said: str) -> None:
+    """They said None, NoneType, True and dict, which no client has sent."""
+    with asking([model()[1]]) as client:
+        response = client.post(CHAT, json={**hello(), **fields})
+    assert response.status_code == 400
+    assert said in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "none"},
+        {"reasoning": {"budget": 0}},
+        {"thinking": {"type": "disabled", "budget_tokens": 9}},
+        {"thinking": {"type": "adaptive"}},
+    ],
+)
+def test_chat_of_a_model_that_never_reasons_takes_a_wish_for_no_reasoning(fields: dict[str, Any]) -> None:
+    assert asked(TemplateCapabilities(chat=True), **fields).reading is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"reasoning_effort": "high"}, "reasoning_effort"), ({"reasoning": {"effort": "low"}}, "reasoning.effort")],
+)
+def test_effort_that_the_template_does_not_take_is_told(stream: bool, fields: dict[str, Any], param: str) -> None:
+    """Clients send it to every model; it was dropped without a word."""
+
+    def told(found: TemplateCapabilities) -> Any:
+        _, served = model(FakeAnswer(text="Hi."), found)
+        with asking([served]) as client:
+            response = client.post(CHAT, json=hello(**fields, stream=stream))
+        return (records(response.text)[-1] if stream else response.json())["troth"]
+
+    of_none = [f"{param}: this model's template takes none"]
+    assert told(TemplateCapabilities(chat=True))["not_enforced"] == of_none
+    assert told(TemplateCapabilities(chat=True, reasoning=THINK))["not_enforced"] == of_none
+    levels = EffortCapability(variable="effort", levels=("low", "high"))
+    assert "not_enforced" not in told(TemplateCapabilities(chat=True, effort=levels))
+    assert "not_enforced" not in told(ABLE)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from troth.cli.interrupt import StopOnInterrupt
 from troth.cli.progress import Progress
 from troth.cli.quantity import rate_text
 from troth.cli.terminal import Terminal
+from troth.contracts.counted import counted
 from troth.contracts.events import Prefill, Queued, Segment
 
 if TYPE_CHECKING:
@@ -64,14 +65,32 @@ def show_answer(
     return stream.reply, stop.interrupted
 
 
+def why_cut(reply: Reply, context_tokens: int) -> str | None:
+    """Why an answer is not whole, or not there; None: it ended by itself, or somebody stopped it.
+
+    Args:
+        reply: as it came.
+        context_tokens: most tokens of prompt and answer.
+    """
+    if reply.finish_reason != "length":
+        return None
+    usage = reply.usage
+    if not reply.text and reply.reasoning:
+        tokens = counted(usage.num_completion_tokens, "token")
+        return f"Reasoning took all {tokens}; --max-tokens gives the answer more, --no-thinking leaves reasoning out."
+    if usage.num_prompt_tokens + usage.num_completion_tokens < context_tokens:
+        return f"The answer was cut at --max-tokens {usage.num_completion_tokens}."
+    return f"The answer was cut: the context of {counted(context_tokens, 'token', spec=',')} is full."
+
+
 def statistics(reply: Reply) -> str:
     """One line: how long the prompt and the answer were and took. The first token ends the prompt's time."""
     usage, timings = reply.usage, reply.timings
     computed = usage.num_prompt_tokens - usage.num_cached_tokens
     cached = f" ({usage.num_cached_tokens} cached)" if usage.num_cached_tokens else ""
     return (
-        f"prompt {usage.num_prompt_tokens} tokens{cached}, {rate_text(computed, timings.prefill_s)}"
-        f" | answer {usage.num_completion_tokens} tokens, "
+        f"prompt {counted(usage.num_prompt_tokens, 'token')}{cached}, {rate_text(computed, timings.prefill_s)}"
+        f" | answer {counted(usage.num_completion_tokens, 'token')}, "
         f"{rate_text(usage.num_completion_tokens - 1, timings.decode_s)}"
         f" | first token after {timings.queued_s + timings.prefill_s:.2f} s | seed {reply.seed}"
     )

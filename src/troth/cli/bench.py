@@ -10,7 +10,7 @@ import json
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Final
 
-from troth.cli.bench_runs import DraftedFigure, Figure, drafted_exercises, drafted_speed, num_runs, speeds
+from troth.cli.bench_runs import SHORT_PROMPT, DraftedFigure, Figure, drafted_exercises, drafted_speed, num_runs, speeds
 from troth.cli.exit_code import DONE
 from troth.cli.progress import Progress
 from troth.cli.session import session
@@ -20,6 +20,7 @@ from troth.errors import OptionError
 
 if TYPE_CHECKING:
     from troth.contracts.ports import EngineInfo
+    from troth.request_builder import RequestBuilder
 
 PROMPT_TOKENS: Final = 512
 TOKENS: Final = 64
@@ -31,9 +32,13 @@ def run(args: Namespace, terminal: Terminal) -> int:
     """Load, measure and show. Raises TrothError."""
     prompt_tokens, num_tokens = args.prompt_tokens or PROMPT_TOKENS, args.tokens or TOKENS
     repetitions, rows = args.repetitions or REPETITIONS, args.max_rows or 1
-    with session(args, terminal) as engine:
+
+    def check(builder: RequestBuilder, most_tokens: int) -> None:
+        _require_room(prompt_tokens, num_tokens, most_tokens)
+
+    with session(args, terminal, check) as engine:
         info = engine.info
-        _check_context(info, prompt_tokens, num_tokens)
+        _require_room(prompt_tokens, num_tokens, info.context_tokens)
         with Progress(terminal, "measuring") as progress:
             total, done = num_runs(rows, repetitions), 0
 
@@ -74,12 +79,13 @@ def run(args: Namespace, terminal: Terminal) -> int:
     return DONE
 
 
-def _check_context(info: EngineInfo, prompt_tokens: int, num_tokens: int) -> None:
-    needed = prompt_tokens + num_tokens + 1
-    if needed > info.context_tokens:
+def _require_room(prompt_tokens: int, num_tokens: int, context_tokens: int) -> None:
+    longest = max(prompt_tokens, SHORT_PROMPT)
+    needed = longest + num_tokens + 1
+    if needed > context_tokens:
         raise OptionError(
-            f"--prompt-tokens {prompt_tokens} and --tokens {num_tokens} take {needed} tokens, more than the context of "
-            f"{info.context_tokens}; ask for fewer"
+            f"--tokens {num_tokens} after prompts of up to {longest} tokens (--prompt-tokens) take {needed} tokens, "
+            f"more than the context of {context_tokens}; ask for fewer"
         )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from troth.contracts.counted import counted
 from troth.contracts.speculation import SpeculationStats
 from troth.errors import CapabilityUnavailable, TrothError
 
@@ -83,8 +84,8 @@ def speeds(
         repetitions: of each figure.
         told: called after every run.
     """
-    prompt = Figure(f"prompt of {prompt_tokens} tokens")
-    short, long = (Figure(f"answer after {tokens} tokens") for tokens in (SHORT_PROMPT, prompt_tokens))
+    prompt = Figure(f"prompt of {counted(prompt_tokens, 'token')}")
+    short, long = (Figure(f"answer after {counted(tokens, 'token')}") for tokens in (SHORT_PROMPT, prompt_tokens))
     batch = Figure(f"{rows} answers at once after {SHORT_PROMPT} tokens")
     for repetition in range(1 + repetitions):
         measured: list[tuple[Figure, float]] = []

@@ -15,11 +15,13 @@ from typing import Any, Final
 from troth import compose
 from troth.cli.cache_transfer import USAGE, transfer
 from troth.cli.exit_code import DONE, FAILED, USER_ERROR
+from troth.cli.progress import Progress
 from troth.cli.quantity import bytes_text
 from troth.cli.table import table
 from troth.cli.terminal import Terminal
 from troth.config.folders import disk_cache_folder
 from troth.config.options import NO_DISK_CACHE
+from troth.contracts.counted import counted
 from troth.contracts.prefix_cache import DiskCacheContents
 from troth.errors import DeviceError, OptionError
 
@@ -41,14 +43,15 @@ def run(args: Namespace, terminal: Terminal) -> int:
     if action not in ACTIONS:
         raise OptionError(f"ACTION must be one of {', '.join(ACTIONS)}, not {action!r}")
     if operands and action not in USAGE:
-        raise OptionError(f"troth cache {action} takes nothing more, not {operands[0]!r}")
+        raise OptionError(f"cache {action} takes nothing more, not {operands[0]!r}")
     folder = _folder(args.disk_cache)
-    if action in USAGE:
-        told, lines = transfer(action, operands, args, folder)
-    elif folder.is_dir():
-        told, lines = _done(action, folder)
-    else:
-        told, lines = {"num_bytes": 0, "contents": []}, [f"No disk cache at {folder}."]
+    with Progress(terminal, "looking at the disk cache"):
+        if action in USAGE:
+            told, lines = transfer(action, operands, args, folder)
+        elif folder.is_dir():
+            told, lines = _done(action, folder)
+        else:
+            told, lines = {"num_bytes": 0, "contents": []}, [f"No disk cache at {folder}."]
     if args.json:
         lines = [json.dumps({"folder": str(folder), **told}, indent=2, ensure_ascii=False)]
     for line in lines:
@@ -66,14 +69,14 @@ def _done(action: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
             num_removed = opened.clear()
             answer: tuple[dict[str, Any], list[str]] = (
                 {"num_removed": num_removed},
-                [f"Removed {num_removed} files from {folder}."],
+                [f"Removed {counted(num_removed, 'file', spec=',')} from {folder}."],
             )
         elif action == "verify":
             files = opened.files()
             num_damaged = sum(opened.read(file) is None for file in files)
             answer = (
                 {"num_files": len(files), "num_damaged": num_damaged},
-                [f"{len(files)} files read, {num_damaged} damaged and removed."],
+                [f"{counted(len(files), 'file', spec=',')} read, {num_damaged} damaged and removed."],
             )
         else:
             contents = opened.contents()
@@ -97,9 +100,9 @@ def _folder(given: str | None) -> Path:
 
 
 def _summed_up(folder: Path, num_bytes: int, contents: Sequence[DiskCacheContents]) -> list[str]:
-    num_models = len({one.namespace for one in contents})
-    num_files = sum(one.num_files for one in contents)
-    return [f"{bytes_text(num_bytes)} in {num_files:,} files of {num_models} models at {folder}"]
+    models = counted(len({one.namespace for one in contents}), "model")
+    files = counted(sum(one.num_files for one in contents), "file", spec=",")
+    return [f"{bytes_text(num_bytes)} in {files} of {models} at {folder}"]
 
 
 def _listed(contents: Sequence[DiskCacheContents]) -> list[str]:

@@ -15,6 +15,7 @@ from troth import compose
 from troth.cli import flags
 from troth.cli.json_operand import read_json
 from troth.cli.quantity import bytes_text
+from troth.contracts.counted import counted
 from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OptionError, RequestError
 from troth.serve.fields import Fields, shown
@@ -36,14 +37,18 @@ def transfer(action: str, operands: Sequence[str], args: Namespace, folder: Path
     """
     usage = USAGE[action]
     if len(operands) != len(usage):
-        raise OptionError(f"troth cache {action} takes {' '.join(usage)}, not {len(operands)} operands")
-    model, engine = flags.model_options(args), flags.engine_options(args)
+        raise OptionError(f"cache {action} takes {' '.join(usage)}, not {counted(len(operands), 'operand')}")
+    model, engine, file = flags.model_options(args), flags.engine_options(args), Path(operands[0])
+    # Both are known before the model's files are looked at, which takes seconds.
+    prompt = _prompt(file) if action == "export" else {}
+    if not file.exists():
+        raise OptionError(f"{file}: there is no such file")
     artifact = compose.find(model)
     planned = compose.plan(artifact, model, engine)
     with compose.cache_place(planned, folder) as place:
         if action == "import":
-            return _imported(place, Path(operands[0]))
-        ids = _prompt_ids(Path(operands[0]), compose.load_text(artifact, model), planned.plan.context_tokens)
+            return _imported(place, file)
+        ids = _prompt_ids(file, prompt, compose.load_text(artifact, model), planned.plan.context_tokens)
         return _exported(place, ids, Path(operands[1]))
 
 
@@ -78,12 +83,17 @@ def _told(place: CachePlace, carried: Carried) -> dict[str, Any]:
     }
 
 
-def _prompt_ids(path: Path, text: compose.TextSide, context_tokens: int) -> tuple[int, ...]:
-    """The tokens of a conversation or a text. Raises OptionError, naming the file."""
+def _prompt(path: Path) -> dict[str, Any]:
+    """What a file says of a prompt. Raises OptionError, naming the file."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise OptionError(f"{path}: must be an object with messages or a prompt, not {shown(value)}")
-    fields = Fields(value)
+    return value
+
+
+def _prompt_ids(path: Path, prompt: dict[str, Any], text: compose.TextSide, context_tokens: int) -> tuple[int, ...]:
+    """The tokens of a conversation or a text that a file holds. Raises OptionError, naming the file."""
+    fields = Fields(prompt)
     fields.tolerate("model", "id")
     try:
         return prefix_ids(fields, text.prompts(context_tokens), text.capabilities).ids

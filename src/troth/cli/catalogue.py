@@ -132,7 +132,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _described(source: str, path: str, artifact: Artifact) -> Entry:
-    family, context = _family(artifact)
+    family, context = declared(artifact)
     return Entry(
         source=source,
         path=path,
@@ -154,8 +154,8 @@ def _uncomputable(artifact: Artifact, family: str | None) -> str | None:
     return f"{family!r} is not an architecture Troth computes; it computes {', '.join(sorted(known))}"
 
 
-def _family(artifact: Artifact) -> tuple[str | None, int | None]:
-    """The architecture's name and the context it declares."""
+def declared(artifact: Artifact) -> tuple[str | None, int | None]:
+    """The architecture's name and the context it declares; None: nothing of the kind."""
     if artifact.gguf is not None:
         metadata = artifact.gguf.metadata
         name = metadata.get("general.architecture")

@@ -10,16 +10,17 @@ import re
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Final
 
-from troth.cli.answer import show_answer
+from troth.cli.answer import show_answer, why_cut
 from troth.cli.conversation import Conversation
 from troth.cli.exit_code import DONE, INTERRUPTED
-from troth.cli.session import ask, sampling, session, thinking
+from troth.cli.session import ask, chat_request, sampling, session, thinking
 from troth.cli.terminal import Terminal
 from troth.errors import ContextExceeded, OptionError, TrothError
+from troth.schedule.admission import require_room
 
 if TYPE_CHECKING:
-    from troth.answer_stream import Reply
     from troth.library import Engine
+    from troth.request_builder import RequestBuilder
 
 PROMPT: Final = "> "
 HELP: Final = """\
@@ -35,9 +36,14 @@ _COMMAND: Final = re.compile(r"/([a-zA-Z]*)(?:\s+(.*))?", re.DOTALL)
 
 def run(args: Namespace, terminal: Terminal) -> int:
     """Talk until the input ends. Raises TrothError; when a person types, refused turns are told instead."""
-    options = sampling(args) | thinking(args)
-    with session(args, terminal) as engine:
-        chat = Chat(engine, terminal, Conversation(args.system), options)
+    options, conversation = sampling(args) | thinking(args), Conversation(args.system)
+
+    def check(builder: RequestBuilder, most_tokens: int) -> None:
+        # What the first question will be nobody knows; one that is longer is refused when it is asked.
+        require_room(chat_request(builder, conversation.asking("?"), options), most_tokens)
+
+    with session(args, terminal, check) as engine:
+        chat = Chat(engine, terminal, conversation, options)
         if terminal.is_interactive:
             terminal.note(f"{engine.info.model}, {engine.info.context_tokens:,} tokens of context. /help for help.")
             return chat.talk()
@@ -116,15 +122,11 @@ class Chat:
             self._conversation.add(question, reply.text, reply.reasoning)
         else:
             self._terminal.note("There was no answer; the question is forgotten.")
-        if reply.finish_reason == "length":
-            self._terminal.note(self._why_it_ended(reply))
+        limit = self._engine.info.context_tokens
+        if (reason := why_cut(reply, limit)) is not None:
+            is_full = reply.usage.num_prompt_tokens + reply.usage.num_completion_tokens >= limit
+            self._terminal.note(f"{reason} {FULL}" if is_full else reason)
         return interrupted
-
-    def _why_it_ended(self, reply: Reply) -> str:
-        usage, limit = reply.usage, self._engine.info.context_tokens
-        if usage.num_prompt_tokens + usage.num_completion_tokens < limit:
-            return f"The answer was cut at --max-tokens {usage.num_completion_tokens}."
-        return f"The answer was cut: the context of {limit:,} tokens is full. {FULL}"
 
     def _obey(self, name: str, text: str | None) -> None:
         say = self._terminal.note

@@ -11,6 +11,7 @@ from typing import Any
 
 from troth.cli.examination import examine
 from troth.cli.exit_code import DONE, FAILED
+from troth.cli.progress import Progress
 from troth.cli.quantity import bytes_text
 from troth.cli.table import table
 from troth.cli.terminal import Terminal
@@ -18,7 +19,8 @@ from troth.cli.terminal import Terminal
 
 def run(args: Namespace, terminal: Terminal) -> int:
     """Examine and show."""
-    report = examine()
+    with Progress(terminal, "looking at this machine"):
+        report = examine()
     if args.json:
         terminal.line(json.dumps(report, indent=2, ensure_ascii=False))
     else:

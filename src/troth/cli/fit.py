@@ -10,12 +10,14 @@ from typing import Any, Final
 from troth import compose
 from troth.cli import flags
 from troth.cli.exit_code import DONE, FAILED
+from troth.cli.progress import Progress
 from troth.cli.quantity import bytes_text
 from troth.cli.table import table
 from troth.cli.terminal import Terminal
 from troth.config.folders import disk_cache_folder
 from troth.config.nearest_plan import Change, nearest_plan
 from troth.config.options import EngineOptions, ModelOptions
+from troth.contracts.counted import counted
 from troth.contracts.memory_plan import MemoryPlan
 
 _NUMBERS: Final = (1,)
@@ -27,14 +29,15 @@ def run(args: Namespace, terminal: Terminal) -> int:
     model = flags.model_options(args)
     engine = flags.engine_options(args, disk_cache=None if folder is None else str(folder))
     artifact = compose.find(model)
-    planned = compose.plan(artifact, model, engine)
 
     def plan_with(model: ModelOptions, engine: EngineOptions) -> MemoryPlan:
         return compose.plan(artifact, model, engine).plan
 
-    plan, nearest = planned.plan, None
-    if not plan.fits:
-        nearest = nearest_plan(plan_with, plan, model, engine)
+    with Progress(terminal, "planning"):
+        planned = compose.plan(artifact, model, engine)
+        plan, nearest = planned.plan, None
+        if not plan.fits:
+            nearest = nearest_plan(plan_with, plan, model, engine)
     if args.json:
         value = {"model": planned.name, "family": planned.recognised.family, **_json(plan)}
         value["nearest"] = {"flags": str(nearest[0]), **_json(nearest[1])} if nearest else None
@@ -58,12 +61,14 @@ def run(args: Namespace, terminal: Terminal) -> int:
 def _rows(plan: MemoryPlan) -> list[str]:
     parts = [("weights", plan.weights_bytes, "")]
     for group in plan.groups:
-        blocks = f"{group.num_blocks:,} blocks of {bytes_text(group.bytes_per_block)}"
+        blocks = f"{counted(group.num_blocks, 'block', spec=',')} of {bytes_text(group.bytes_per_block)}"
         parts.append((f"KV cache, {group.name}", group.total_bytes, blocks))
     if plan.state_bytes:
-        parts.append(("recurrent state", plan.state_bytes, f"{plan.max_rows} rows"))
+        parts.append(("recurrent state", plan.state_bytes, counted(plan.max_rows, "row")))
     if plan.num_checkpoints:
-        parts.append(("checkpoints", plan.checkpoint_bytes, f"{plan.num_checkpoints} states to come back to"))
+        parts.append(
+            ("checkpoints", plan.checkpoint_bytes, f"{counted(plan.num_checkpoints, 'state')} to come back to")
+        )
     parts += [
         ("workspace", plan.transient_bytes, "activations of one step"),
         ("reserve", plan.reserve_bytes, "left free"),
@@ -102,8 +107,9 @@ def _verdict(plan: MemoryPlan, nearest: tuple[Change, MemoryPlan] | None) -> lis
 
 
 def _capacity(plan: MemoryPlan) -> str:
-    rows = "1 row" if plan.max_rows == 1 else f"{plan.max_rows} rows"
-    return f"{rows}, context {plan.context_tokens:,} of {plan.declared_context_tokens:,} tokens"
+    return (
+        f"{counted(plan.max_rows, 'row')}, context {plan.context_tokens:,} of {plan.declared_context_tokens:,} tokens"
+    )
 
 
 def _json(plan: MemoryPlan) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from troth.config import env, values
 from troth.config.options import EngineOptions, ModelOptions, ServeOptions
+from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OptionError
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -48,6 +49,7 @@ def _flag(names: str, field: str, read: Callable[[str], Any] | None, metavar: st
 _dtype = values.one_of(*_DTYPES)
 _kv_dtype = values.one_of(*_KV_DTYPES)
 _count = values.whole_number(1)
+_context = values.whole_number(BLOCK_TOKENS)
 
 MODEL: Final = Group(
     "model",
@@ -59,7 +61,7 @@ MODEL: Final = Group(
             "PATH",
             "folder or .gguf file (default: the demo model, if installed)",
         ),
-        _flag("--context", "context_tokens", _count, "TOKENS", "most tokens of prompt plus answer"),
+        _flag("--context", "context_tokens", _context, "TOKENS", "most tokens of prompt plus answer"),
         _flag("--device", "device", str, "DEVICE", "cpu, cuda or cuda:N (default: cuda when present)"),
         _flag("--dtype", "dtype", _dtype, "TYPE", f"arithmetic: {', '.join(_DTYPES)}"),
         _flag(
@@ -70,6 +72,7 @@ MODEL: Final = Group(
             "the KV cache: those, int8, or fp8 on a GPU (default: float16 on a CPU)",
         ),
         _flag("--weights", "weights", values.one_of("fp8"), "TYPE", "round layers to 8 bits at load, on a GPU: fp8"),
+        _flag("--inputs", "inputs", values.one_of("int8"), "TYPE", "round inputs of quantised layers, on a CPU: int8"),
         _flag("--threads", "threads", _count, "N", "CPU threads (default: the cores there are)"),
         _flag("--providers", "providers", values.words, "NAMES", "op providers, first choice first; see troth doctor"),
         _flag("--deterministic", "deterministic", None, None, "the same bits whatever the batch; on a GPU, slower"),
@@ -210,6 +213,7 @@ SERVE: Final = Group(
         Flag(
             names=("--cors-origin",),
             field="cors_origins",
+            read=values.origin,
             metavar="ORIGIN",
             help="browser origin that may call; may be repeated",
             repeat=True,
@@ -283,10 +287,12 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
 def engine_options(args: argparse.Namespace, **presets: Any) -> EngineOptions:
     """What they say about the engine; ``presets`` are the command's own defaults. Raises OptionError."""
     options = EngineOptions(**presets | given(args, EngineOptions.__dataclass_fields__))
-    for name in options.speculation:
-        if name not in (*DRAFTERS, "off"):
-            hint = "; a predicted text comes with a request" if name == "external" else ""
+    for name in options.speculation if options.speculation != ("off",) else ():
+        if name not in DRAFTERS:
+            hint = {"external": "; a predicted text comes with a request", "off": ", which stands alone"}.get(name, "")
             raise OptionError(f"--speculate must name some of {', '.join(DRAFTERS)}, not {name!r}{hint}")
+    if options.draft_model is None and "draft" in options.speculation:
+        raise OptionError("--speculate draft needs a second model that drafts; name one with --draft-model")
     if options.draft_model is not None and "draft" not in options.speculation:
         # No request of a command or of HTTP asks for it by itself: the model would lie in memory for nothing.
         raise OptionError(

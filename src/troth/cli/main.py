@@ -7,6 +7,7 @@ Refuses to know what commands do; imports none of them, nor torch, before one is
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from troth.errors import ModelLoadError, OptionError, RequestError, TrothError
 
 _DESCRIPTION: Final = "A local LLM inference runtime that keeps its word."
 _WIDEST: Final = 110
+_NEAR: Final = 0.75
+"""How alike, as difflib counts, an unknown flag and one that may be meant must be."""
 
 
 def main(argv: Sequence[str] | None = None, terminal: Terminal | None = None) -> int:
@@ -124,9 +127,20 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         """Refuse what is not known here, so that the command's own help is pointed to."""
         namespace, unknown = super().parse_known_args(*arguments, **named)
+        # A flag that is not known leaves its value behind, where an operand may be wanted; the flag alone is at fault.
+        wrong = [text.partition("=")[0] for text in unknown if text.startswith("-")]
+        if wrong:
+            self.error(f"unknown here: {'; '.join(map(self._with_nearest, wrong))}")
         if unknown:
-            self.error(f"unknown here: {' '.join(unknown)}")
+            self.error(f"one argument too many: {unknown[0]!r}; what has spaces stands in quotes")
         return namespace, unknown
+
+    def _with_nearest(self, name: str) -> str:
+        """The name of a flag that is not known, with the one that was meant, if that can be told."""
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        begun = [flag for flag in known if len(name) > 2 and flag.startswith(name)]
+        meant = begun if len(begun) == 1 else difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
+        return f"{name}, did you mean {meant[0]}?" if meant else name
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and leaving."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 from troth import compose
 from troth.cli import flags
 from troth.cli.exit_code import DONE, FAILED
+from troth.cli.progress import Progress
 from troth.cli.table import table
 from troth.cli.terminal import Terminal
 from troth.contracts.capabilities import TemplateCapabilities
@@ -24,7 +25,8 @@ def run(args: Namespace, terminal: Terminal) -> int:
     """Probe and show. Raises ModelLoadError and OptionError."""
     options = flags.model_options(args)
     artifact = compose.find(options)
-    probe = compose.load_text(artifact, options).probe
+    with Progress(terminal, "reading the template"):
+        probe = compose.load_text(artifact, options).probe
     found = probe.capabilities if probe is not None else TemplateCapabilities()
     if args.json:
         form = dataclasses.asdict(probe.form) if probe is not None else None

@@ -1,4 +1,4 @@
-"""A progress bar on standard error for what takes longer than a second, and nothing for what does not.
+"""Progress on standard error of what takes seconds, and nothing of what does not: a bar to a person, else plain lines.
 
 Refuses to know what is under way. rich is imported only when there is something to show. Read next: ``terminal.py``.
 """
@@ -6,6 +6,7 @@ Refuses to know what is under way. rich is imported only when there is something
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
@@ -14,14 +15,18 @@ if TYPE_CHECKING:
     from troth.cli.terminal import Terminal
 
 DELAY_S: Final = 1.0
-"""What is done sooner needs no bar."""
+"""What is done sooner needs no bar..."""
+PLAIN_DELAY_S: Final = 2.0
+"""...and no line in a log."""
 
 
 class Progress:
     """Shows how far one piece of work is while it is open as a context manager. A ``LoadProgress``; any thread.
 
+    Where no person reads, a line says which stage is under way, and each that follows.
+
     Args:
-        terminal: where to show it, if a person reads there.
+        terminal: where to show it.
         stage: what is under way, until told otherwise.
         quiet: show nothing.
     """
@@ -31,8 +36,11 @@ class Progress:
         self._stage, self._done, self._total = stage, 0, 0
         self._lock = threading.Lock()
         self._bar: Bar | None = None
-        self._stopped = quiet or not terminal.shows_progress
-        self._timer = threading.Timer(DELAY_S, self._show)
+        self._told: str | None = None
+        """The stage of the last line."""
+        self._stopped = quiet
+        delay_s, show = (DELAY_S, self._show) if terminal.shows_progress else (PLAIN_DELAY_S, self._tell)
+        self._timer = threading.Timer(delay_s, show)
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
@@ -48,6 +56,8 @@ class Progress:
         with self._lock:
             self._stage, self._done, self._total = stage, done, total
             self._update()
+            if self._told is not None and not self._stopped:
+                self._tell_stage()
 
     def stop(self) -> None:
         """Take the bar away, for good. Idempotent."""
@@ -57,6 +67,18 @@ class Progress:
             if self._bar is not None:
                 self._bar.stop()
                 self._bar = None
+
+    def _tell(self) -> None:
+        with self._lock:
+            if not self._stopped:
+                self._tell_stage()
+
+    def _tell_stage(self) -> None:
+        if self._stage != self._told:
+            self._told = self._stage
+            # That nobody reads it is no reason to end the work.
+            with suppress(OSError):
+                self._terminal.note(f"{self._stage[:1].upper()}{self._stage[1:]} ...")
 
     def _show(self) -> None:
         from rich.console import Console

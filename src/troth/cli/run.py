@@ -7,14 +7,16 @@ import json
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from troth.cli.answer import show_answer, statistics
+from troth.cli.answer import show_answer, statistics, why_cut
 from troth.cli.exit_code import DONE, INTERRUPTED
-from troth.cli.session import ask, sampling, session, thinking
+from troth.cli.session import ask, chat_request, sampling, session, thinking
 from troth.cli.terminal import Terminal
 from troth.errors import OptionError
+from troth.schedule.admission import require_room
 
 if TYPE_CHECKING:
     from troth.answer_stream import Reply
+    from troth.request_builder import RequestBuilder
 
 
 def run(args: Namespace, terminal: Terminal) -> int:
@@ -25,15 +27,21 @@ def run(args: Namespace, terminal: Terminal) -> int:
     if args.raw and thinks:
         raise OptionError("flags of thinking need the chat template, which --raw leaves out; drop them or it")
     options, prompt = sampling(args) | thinks, _prompt(args, terminal)
-    with session(args, terminal, quiet=bool(args.quiet)) as engine:
-        if args.raw:
-            stream = engine.stream_completion(prompt, **options)
-        else:
-            stream = ask(engine, _messages(args.system, prompt), options)
+    messages = _messages(args.system, prompt)
+
+    def check(builder: RequestBuilder, most_tokens: int) -> None:
+        raw = bool(args.raw)
+        request = builder.completion(prompt, options) if raw else chat_request(builder, messages, options)
+        require_room(request, most_tokens)
+
+    with session(args, terminal, check, quiet=bool(args.quiet)) as engine:
+        stream = engine.stream_completion(prompt, **options) if args.raw else ask(engine, messages, options)
         reply, interrupted = show_answer(stream, terminal, quiet=bool(args.quiet), silent=bool(args.json))
         if args.json:
             terminal.line(json.dumps(_json(reply, engine.info.model), ensure_ascii=False))
         if not args.quiet:
+            if (reason := why_cut(reply, engine.info.context_tokens)) is not None:
+                terminal.note(reason)
             terminal.note(statistics(reply))
     return INTERRUPTED if interrupted else DONE
 

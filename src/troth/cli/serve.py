@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -24,7 +26,9 @@ from troth.cli.served import engine_client, served_model
 from troth.cli.terminal import Terminal
 from troth.cli.warm import WarmFile
 from troth.config.folders import disk_cache_folder
-from troth.config.options import EngineOptions, ModelOptions, ServeOptions
+from troth.config.options import NO_DISK_CACHE, EngineOptions, ModelOptions, ServeOptions
+from troth.contracts.bounds import INT64
+from troth.contracts.counted import counted
 from troth.contracts.ports import EngineInfo
 from troth.errors import DeviceError, NotReady, OptionError
 from troth.runtime.isolate import ProcessEngineClient
@@ -53,7 +57,30 @@ def run(args: Namespace, terminal: Terminal) -> int:
 def _engine_options(args: Namespace) -> EngineOptions:
     """As asked for; what conversations computed outlives a server unless it is told otherwise."""
     folder = disk_cache_folder()
-    return flags.engine_options(args, disk_cache=None if folder is None else str(folder))
+    options = flags.engine_options(args, disk_cache=None if folder is None else str(folder))
+    if args.disk_cache not in (None, NO_DISK_CACHE):
+        _require_folder(Path(args.disk_cache).expanduser())
+    return options
+
+
+def _require_folder(folder: Path) -> None:
+    """Make the disk cache's folder, if it is not there. Raises OptionError.
+
+    An engine does without the user's own where it cannot be used; one that was named is not left out so quietly.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = None if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written to"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason is not None:
+        raise OptionError(f"--disk-cache {folder}: {reason}; name another folder, or off")
+
+
+def _require_aliases(options: ServeOptions, name: str) -> None:
+    for requested, served in options.model_aliases:
+        if served != name:
+            raise OptionError(f"--alias {requested}={served}: {served!r} is not served here; write {requested}={name}")
 
 
 async def _serve(
@@ -66,6 +93,7 @@ async def _serve(
 ) -> None:
     artifact = compose.find(model)
     name = model.name or artifact.name
+    _require_aliases(options, name)
     with _listener(options) as listener:
         url = _url(listener)
         client = engine_client(name, model, engine)
@@ -74,6 +102,8 @@ async def _serve(
             terminal.note(f"Loading {name} ...")
             text = await asyncio.to_thread(compose.load_text, artifact, model)
             models = [served_model(name, client, text)]
+            if warm_file is not None:
+                await asyncio.to_thread(warm_file.check, models, text.prompts(model.context_tokens or INT64))
             server = server_for(create_app(models, options), options, [client])
             server.should_exit = stop_asked()
 
@@ -139,7 +169,7 @@ def _url(listener: socket.socket) -> str:
 
 def _announce(terminal: Terminal, url: str, info: EngineInfo) -> None:
     plan = info.plan
-    rows = "1 row" if info.max_rows == 1 else f"{info.max_rows} rows"
+    rows = counted(info.max_rows, "row")
     terminal.line(f"Serving {info.model} at {url}/v1 (loaded in {info.load_s:.1f} s)")
     terminal.line(
         f"{info.family} on {info.device}, computing in {info.dtype}, KV cache in {info.kv_dtype}: {rows}, "

@@ -46,7 +46,7 @@ class Terminal:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a person reads standard error."""
+        """Whether a person reads standard error, so that a bar can be drawn there."""
         return self.stderr.isatty()
 
     def write(self, text: str) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 
 from troth.cli.json_operand import read_json
 from troth.cli.terminal import Terminal
+from troth.contracts.counted import counted
+from troth.contracts.names import RequestId
 from troth.errors import DeviceError, OptionError, RequestError
 from troth.serve.errors import EngineFailure
 from troth.serve.fields import Fields, shown
-from troth.serve.model import ModelList, ServedModel
-from troth.serve.prefixes import read_prefix, warm
+from troth.serve.model import ModelList, Prompts, ServedModel
+from troth.serve.prefixes import prefix_ids, read_prefix, warm
 
 
 class WarmFile:
@@ -40,6 +42,25 @@ class WarmFile:
                 raise self._wrong(number, f"must be an object with messages or a prompt, not {shown(entry)}")
             self._entries.append(entry)
 
+    def check(self, models: Sequence[ServedModel], prompts: Prompts) -> None:
+        """Refuse what the model could never keep, before it has loaded. Computes nothing.
+
+        Args:
+            models: those served.
+            prompts: builds prompts without an engine.
+
+        Raises:
+            OptionError: naming the file and the entry.
+        """
+        known = ModelList(models)
+        for number, entry in enumerate(self._entries):
+            fields = Fields(entry)
+            try:
+                model, name = known.find(fields.text("model")), fields.text("id")
+                prefix_ids(fields, prompts, model.capabilities).request(RequestId("warm"), name)
+            except RequestError as error:
+                raise self._wrong(number, str(error)) from error
+
     async def warm(self, models: Sequence[ServedModel], terminal: Terminal) -> None:
         """Compute and pin all of them, in order, and say so.
 
@@ -61,7 +82,7 @@ class WarmFile:
                 raise self._wrong(number, str(error)) from error
             num_tokens += done.num_prompt_tokens
             seconds += done.prefill_s
-        prefixes = "1 prefix" if len(self._entries) == 1 else f"{len(self._entries)} prefixes"
+        prefixes = counted(len(self._entries), "prefix", "prefixes")
         terminal.note(f"Warmed {prefixes}: {num_tokens:,} tokens in {seconds:.1f} s.")
 
     def _wrong(self, number: int, message: str) -> OptionError:

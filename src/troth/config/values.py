@@ -13,6 +13,7 @@ from typing import Final
 
 MAX_PORT: Final = 65535
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
+_ORIGIN: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#\s]+")
 _SIZE_POWER: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -82,6 +83,15 @@ def words(text: str) -> tuple[str, ...]:
     if not all(parts):
         raise ValueError(f"must be words between commas, not {text!r}")
     return parts
+
+
+def origin(text: str) -> str:
+    """What browsers send as Origin: scheme, host and port, without a path; ``*`` stands for all, ``null`` for none."""
+    if text not in ("*", "null") and not _ORIGIN.fullmatch(text):
+        raise ValueError(
+            f"must be an origin such as http://localhost:3000 (no path, no / at its end), or *, not {text!r}"
+        )
+    return text
 
 
 def name_pair(text: str) -> tuple[str, str]:

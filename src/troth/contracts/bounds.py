@@ -5,6 +5,7 @@ Read next: ``sampling.py`` and ``request.py``, which check themselves with these
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from troth.errors import RequestError
@@ -37,7 +38,12 @@ def require_flag(name: str, value: object) -> None:
 
 def mistyped(name: str, wanted: str, value: object) -> RequestError:
     """The error of a value of the wrong type."""
-    return RequestError(f"{name} must be {wanted}, not {shown(value)}", param=name, code="invalid_type")
+    return _mistyped(name, wanted, shown(value))
+
+
+def mistyped_json(name: str, wanted: str, value: object) -> RequestError:
+    """The same of a value that callers write as JSON, in whatever language they do."""
+    return _mistyped(name, wanted, shown_json(value))
 
 
 def shown(value: object) -> str:
@@ -51,3 +57,18 @@ def shown(value: object) -> str:
     else:
         text = f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def shown_json(value: object) -> str:
+    """The same of a value that callers write as JSON: ``null`` and not ``None``, an object and not a dict."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "an object"
+    return "an array" if isinstance(value, list | tuple) else shown(value)
+
+
+def _mistyped(name: str, wanted: str, said: str) -> RequestError:
+    return RequestError(f"{name} must be {wanted}, not {said}", param=name, code="invalid_type")

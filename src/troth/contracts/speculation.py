@@ -34,7 +34,7 @@ class Speculation:
     sources: tuple[DraftSourceName, ...] = ()
     """Who may draft; nobody: speculation is off."""
     depth: int | None = None
-    """Most drafts in one step; None: as many as each source may make."""
+    """Most drafts in one step; None: as many as each source may make and the engine has fast steps for."""
     adaptive: bool = True
     """Whether the engine chooses how many of them pay, down to none; False: always as many as there are."""
     predicted_ids: tuple[int, ...] = ()

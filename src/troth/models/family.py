@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from troth.cache.storage import CacheStorage
-from troth.config.options import Weights
+from troth.config.options import Inputs, Weights
 from troth.contracts.cache_spec import CacheSpec
 from troth.nn.batch import Batch
 from troth.nn.draft_head import DraftHead
@@ -30,6 +30,8 @@ class Placement:
     """Longest request; sizes the rotary tables."""
     weights: Weights | None = None
     """What matrices of layers are rounded to; None: they stay as the artifact holds them."""
+    inputs: Inputs | None = None
+    """What quantised matrices of layers have their inputs rounded to; None: they take them as they are."""
 
 
 class FamilyConfig(Protocol):

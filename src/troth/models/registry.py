@@ -33,7 +33,7 @@ class Recognised:
         Raises:
             ModelLoadError: a tensor is missing, left over or has another shape.
         """
-        source = WeightSource(self.artifact, progress, place.weights)
+        source = WeightSource(self.artifact, progress, place.weights, place.inputs)
         model: Model = self.module.Model(self.config, source, place)
         # A head that is loaded is loaded whole.
         left = [pattern for pattern in self.module.IGNORED if model.draft_head is None or pattern not in DRAFT_TENSORS]

@@ -68,6 +68,11 @@ FORMS: Final = (*_DENSE_FORMS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "
 """Weights of the grid, by their GGML type: numbers and the commonest quantised blocks."""
 FP8_FORM: Final = "FP8"
 """Those that are rounded at load."""
+ROUNDED_TOGETHER: Final = 32
+"""Inputs that share a scale where quantised weights round them."""
+_ROUNDED_INPUTS: Final = "-int8"
+ROUNDING_FORMS: Final = tuple(form + _ROUNDED_INPUTS for form in FORMS if form.startswith("Q") and form != "Q8_0")
+"""Forms whose inputs are rounded."""
 _SHAPES: Final = ((1, 1), (3, 2), (33, 3), (130, 18))
 """Outputs, and inputs in blocks."""
 _FP8_SHAPES: Final = ((5, 24), (33, 96), (144, 576))
@@ -75,15 +80,15 @@ _TIMED_SHAPE: Final = (9728, 2560)
 
 
 def _grid() -> Iterator[Case]:
-    for form, (outputs, blocks), num_tokens in product(FORMS, _SHAPES, (1, 2, 17)):
-        shape = (outputs, blocks * max(32, GgmlType[form].block_size))
+    for form, (outputs, blocks), num_tokens in product((*FORMS, *ROUNDING_FORMS), _SHAPES, (1, 2, 17)):
+        shape = (outputs, blocks * max(32, GgmlType[form.removesuffix(_ROUNDED_INPUTS)].block_size))
         # One bias per shape: it is added the same way, however many tokens there are.
         name = f"{form}-{sizes(*shape)}-{num_tokens}" + ("-bias" if num_tokens == 2 else "")
         yield Case(name, partial(_arguments, form, shape, num_tokens, num_tokens == 2))
     for shape, num_tokens in product(_FP8_SHAPES, (1, 2, 17, 35)):
         name = f"{FP8_FORM}-{sizes(*shape)}-{num_tokens}" + ("-bias" if num_tokens == 2 else "")
         yield Case(name, partial(_arguments, FP8_FORM, shape, num_tokens, num_tokens == 2))
-    for form, num_tokens in product(("BF16", FP8_FORM, "Q8_0", "Q4_K"), (1, 8, 256)):
+    for form, num_tokens in product(("BF16", FP8_FORM, "Q8_0", "Q4_K", "Q4_K" + _ROUNDED_INPUTS), (1, 8, 256)):
         name = f"{form}-{sizes(*_TIMED_SHAPE)}-{num_tokens}"
         yield Case(name, partial(_arguments, form, _TIMED_SHAPE, num_tokens, False), timed=True)
 
@@ -102,7 +107,8 @@ def linear(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: i
     Args:
         x_TI: float [T, I].
         weight: a LinearWeight of shape (O, I). The reference knows RawLinearWeight. Of a stack all are rounded to fp8
-            or none is; if they are, so is each token of x, as ``ops/codes.py`` says.
+            or none is; if they are, so is each token of x, as ``ops/codes.py`` says. Quantised ones whose ``inputs``
+            are int8 meet each 32 inputs of a token as codes with a scale of their own.
         bias_O: float [O] of the dtype of x, or None.
         num_exact: tokens at the head that take the exact way where a provider has a faster one for the rest
             (``Rows.num_exact``); None: all of them.
@@ -110,14 +116,17 @@ def linear(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: i
     Returns:
         float [T, O], dtype of x; accumulated in float32, rounded once.
     """
-    x_TI, dtype = _as_met(x_TI.float(), weight.parts[0]), x_TI.dtype
-    products = [x_TI @ dense(part, torch.float32, x_TI.device).T for part in weight.parts]
+    x_TI, dtype = x_TI.float(), x_TI.dtype
+    products = [_as_met(x_TI, part) @ dense(part, torch.float32, x_TI.device).T for part in weight.parts]
     y_TO = torch.cat(products, dim=-1)
     return (y_TO if bias_O is None else y_TO + bias_O.float()).to(dtype)
 
 
 def _as_met(x_TI: Tensor, part: RawWeight) -> Tensor:
     """Inputs in the numbers in which a weight meets them."""
+    if isinstance(part, QuantTensor) and part.inputs is not None:
+        codes, scale = to_codes(x_TI.unflatten(-1, (-1, ROUNDED_TOGETHER)), part.inputs)
+        return (codes.float() * scale.unsqueeze(-1)).flatten(-2)
     if not isinstance(part, Fp8Tensor):
         return x_TI
     codes_TI, scale_T = to_codes(x_TI, FP8)
@@ -163,7 +172,9 @@ _SCALES: Final[dict[GgmlType, slice]] = {
 
 
 def random_weight(inputs: Inputs, form: str, shape: tuple[int, int]) -> RawWeight:
-    """A matrix (O, I) of one of ``FORMS``, or to be rounded, whose products with normal inputs are of about unit size.
+    """A matrix (O, I) of one of ``FORMS``, or to be rounded, or that rounds its inputs (the form and ``-int8``).
+
+    Products with normal inputs are of about unit size.
 
     Quantised blocks are any bytes but for their scales, so that every bit of the format is in use.
     """
@@ -173,10 +184,11 @@ def random_weight(inputs: Inputs, form: str, shape: tuple[int, int]) -> RawWeigh
         return (inputs.normal(outputs, width, dtype=torch.float32) * width**-0.5).to(dtype)
     if form == FP8_FORM:
         return Fp8Tensor((inputs.normal(outputs, width, dtype=torch.float32) * width**-0.5).bfloat16())
-    ggml_type = GgmlType[form]
+    ggml_type = GgmlType[form.removesuffix(_ROUNDED_INPUTS)]
     blocks = inputs.bytes(outputs, width // ggml_type.block_size, ggml_type.block_bytes)
     scale = blocks[:, :, _SCALES[ggml_type]].view(torch.float16)
-    weight = QuantTensor(ggml_type, shape, blocks.flatten(1))
+    rounded = torch.int8 if form.endswith(_ROUNDED_INPUTS) else None
+    weight = QuantTensor(ggml_type, shape, blocks.flatten(1), rounded)
     scale.copy_(inputs.bytes(*scale.shape) % 2 * 2.0 - 1.0)
     scale.mul_(width**-0.5 / weight.rows(torch.arange(min(outputs, 16))).std())
     return weight

@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from troth.contracts.counted import counted
 from troth.errors import OptionError
 from troth.ops.grid import Case
 
@@ -277,7 +278,7 @@ def activate(order: tuple[str, ...] | None = None) -> tuple[ProviderStatus, ...]
 def fallbacks() -> tuple[str, ...]:
     """Every op that ran its reference although providers are active, in words."""
     return tuple(
-        f"{declared.name} ran its reference {declared.num_fallbacks} times: "
+        f"{declared.name} ran its reference {counted(declared.num_fallbacks, 'time')}: "
         f"none of {', '.join(declared.active) or 'its providers'} takes such arguments"
         for declared in OPS.values()
         if declared.num_fallbacks

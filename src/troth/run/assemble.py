@@ -21,7 +21,7 @@ from troth.config.options import NO_DISK_CACHE, EngineOptions
 from troth.contracts.cache_spec import CacheSpec, attention_groups, recurrent_bytes
 from troth.contracts.ports import EngineInfo
 from troth.contracts.progress import LoadProgress
-from troth.contracts.speculation import read_speculation
+from troth.contracts.speculation import Speculation, read_speculation
 from troth.draft.made import NOTHING_MADE, MadeTerms
 from troth.errors import OptionError, RequestError
 from troth.models.family import Model, Placement
@@ -29,13 +29,15 @@ from troth.models.registry import Recognised
 from troth.ops import registry
 from troth.ops.layer_kv import dtype_of
 from troth.ops.registry import ProviderStatus
-from troth.run.decode_steps import pipeline_depth, step_builders
+from troth.run.decode_steps import launches_by_shapes, pipeline_depth, step_builders
 from troth.run.disk_cache import DiskCache
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
+from troth.run.graphs import MOST_DRAFTS
 from troth.run.memory_guard import MemoryGuard, memory_marks
 from troth.run.planned import Planned, max_samples, namespace_of, require_fit
+from troth.run.rehearsal import rehearse
 from troth.run.runner import ModelRunner
 from troth.run.step_cost import StepCost, StepTrial
 from troth.run.warmup import warm_up
@@ -62,9 +64,10 @@ def assemble(
     Raises:
         ModelLoadError: the plan does not fit, or the weights are not what the config says.
         OutOfMemory: the device had less room than it said.
-        OptionError: an op provider asked for cannot run here.
+        OptionError: an op provider asked for cannot run here, or a draft source that is named cannot draft.
     """
     require_fit(planned)
+    default = _default_speculation(planned)
     started = time.monotonic()
     providers = activate(planned)
     read_held = held_bytes(_device(planned))
@@ -76,6 +79,7 @@ def assemble(
     planned, runner = loaded.planned, loaded.runner
     if not planned.resolved.is_cpu:
         progress("warming up", 1, 2)
+        _rehearse(planned, loaded)
         warm_up(runner, scheduler_limits(planned), tokenizer, pipeline_depth(_device(planned)))
     progress("warming up", 2, 2)
     scheduler = Scheduler(scheduler_limits(planned))
@@ -95,7 +99,7 @@ def assemble(
         grammars=grammars,
         disk=disk,
         memory=memory,
-        drafting=_drafting(planned, scheduler, grammars, runner),
+        drafting=_drafting(planned, scheduler, grammars, runner, default),
     )
 
     def downgrades() -> tuple[str, ...]:
@@ -173,6 +177,7 @@ def _load(planned: Planned, recognised: Recognised, progress: LoadProgress) -> M
         dtype=dtype,
         context_tokens=planned.plan.context_tokens,
         weights=planned.resolved.weights if recognised is planned.recognised else None,
+        inputs=planned.resolved.inputs if recognised is planned.recognised else None,
     )
     model = recognised.load(place, lambda done, total: progress("reading weights", done, total))
     if not planned.resolved.is_cpu:
@@ -256,21 +261,51 @@ def scheduler_limits(planned: Planned) -> SchedulerLimits:
     )
 
 
-def _drafting(planned: Planned, scheduler: Scheduler, grammars: RowGrammars, runner: ModelRunner) -> Drafting:
-    """Makes drafts, by default those that the options name. Raises OptionError for a source that cannot serve."""
+def _rehearse(planned: Planned, loaded: Loaded) -> None:
+    """Have kernels compiled that some request would wait for otherwise."""
+    if launches_by_shapes():
+        rehearse(
+            loaded.model,
+            loaded.cache,
+            attention_groups(planned.specs),
+            max_rows=planned.plan.max_rows,
+            context_tokens=planned.plan.context_tokens,
+            step_tokens=planned.resolved.step_tokens,
+            device=_device(planned),
+        )
+
+
+def _default_speculation(planned: Planned) -> Speculation:
+    """Who drafts for requests that do not say. Raises OptionError for a source that cannot serve."""
     try:
         default = read_speculation(planned.engine.speculation)
     except RequestError as error:
         raise OptionError(str(error)) from error
+    refusal = None if planned.draft_model is not None else NOTHING_MADE["draft"].refusal
+    if refusal is not None and "draft" in default.sources:
+        raise OptionError(f"speculation draft: {refusal}")
+    return default
+
+
+def _drafting(
+    planned: Planned, scheduler: Scheduler, grammars: RowGrammars, runner: ModelRunner, default: Speculation
+) -> Drafting:
+    """Makes drafts, by default those that the options name."""
     made = dict(NOTHING_MADE)
     if planned.draft_model is not None:
         made["draft"] = MadeTerms(refusal=None, failure=lambda: runner.made_drafts_failure)
     made["mtp"] = MadeTerms(
         refusal=planned.head.refusal, uncertified=planned.head.uncertified, failure=lambda: runner.made_drafts_failure
     )
-    if (refusal := made["draft"].refusal) is not None and "draft" in default.sources:
-        raise OptionError(f"speculation draft: {refusal}")
-    return Drafting(scheduler, time.monotonic, default=default, forced_ids=grammars.forced_ids, made=made)
+    return Drafting(
+        scheduler,
+        time.monotonic,
+        default=default,
+        forced_ids=grammars.forced_ids,
+        made=made,
+        # A step with more of a row is not captured: what it costs, more drafts hardly earn.
+        most=None if planned.resolved.is_cpu else MOST_DRAFTS,
+    )
 
 
 def _disk_cache(planned: Planned, providers: list[str], scheduler: Scheduler, copies: HostCopies) -> DiskCache | None:

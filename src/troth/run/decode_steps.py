@@ -25,6 +25,12 @@ def pipeline_depth(device: torch.device) -> int:
     return 1 if device.type == "cuda" else 0
 
 
+def launches_by_shapes() -> bool:
+    """Whether what a step launches depends on shapes alone; other providers look at lengths on the host, which a
+    capture would freeze. The op providers are active already."""
+    return attention.active[:1] in (("triton",), ("invariant",))
+
+
 def step_builders(
     model: Model,
     cache: CacheStorage,
@@ -38,13 +44,12 @@ def step_builders(
 
     The op providers are active already.
     """
-    fastest = attention.active[:1]
     if device.type == "cpu":
         host = BatchBuilder(groups, max_rows, context_tokens)
-        return host, RecordedDecode(model, cache, host, cpu.recording) if fastest == ("cpu",) else None
+        is_recorded = attention.active[:1] == ("cpu",)
+        return host, RecordedDecode(model, cache, host, cpu.recording) if is_recorded else None
     batches = DeviceBatches(groups, max_rows, context_tokens, device)
-    # Others look at lengths on the host, which a capture would freeze.
-    captures = fastest in (("triton",), ("invariant",))
+    captures = launches_by_shapes()
     graphs = DecodeGraphs(
         model,
         cache,

@@ -43,6 +43,7 @@ class Drafting:
         default: for requests that say nothing; None: no drafts.
         forced_ids: what a row's grammar lets come next and nothing else; None: no request may have a grammar.
         made: what there is for sources whose drafts are made in the step; others have nothing.
+        most: drafts of a row in one step, for requests that do not say; None: as many as each source may make.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class Drafting:
         default: Speculation | None = None,
         forced_ids: Callable[[Row], Sequence[int]] | None = None,
         made: Mapping[DraftSourceName, MadeTerms] = NOTHING_MADE,
+        most: int | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._default = default
         self._forced_ids = forced_ids
         self._made = {**NOTHING_MADE, **made}
+        self._most = most
         # Looking drafts up costs next to nothing, making them is part of the step: their costs are not each other's.
         self._found_worth, self._made_worth = Worth(), Worth()
         self._worths: dict[DraftSourceName, Worth] = {
@@ -80,6 +83,8 @@ class Drafting:
         wanted = request.speculation or self._default
         if wanted is None or not wanted.sources:
             return None
+        if wanted.depth is None:
+            wanted = replace(wanted, depth=self._most)
         named = request.speculation is not None and not request.speculation.predicted_ids
         sources: list[DraftSource] = []
         for name in (name for name in DRAFT_SOURCES if name in wanted.sources):

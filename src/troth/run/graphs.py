@@ -34,6 +34,9 @@ FIRST_WIDTH_BLOCKS: Final = 64
 if only to find it unused."""
 DRAFT_WIDTHS: Final = (2, 4, 8)
 """Tokens of a row in a step with drafts, at most and on average: one more than those. Longer ones are not captured."""
+MOST_DRAFTS: Final = max(DRAFT_WIDTHS) - 1
+"""Of a row, where the request does not say how many. With one more, a tile of its queries would be twice as large, and
+so would tiles of quantised products for a lone row."""
 MOST_DRAFT_TOKENS: Final = 256
 """Tokens, padding included, of a captured step with drafts: of more, Python's share is small."""
 

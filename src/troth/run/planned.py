@@ -25,6 +25,7 @@ from troth.run.graphs import DRAFT_WIDTHS, MOST_DRAFT_TOKENS
 from troth.run.head_decision import WITHOUT_HEAD, HeadDecision
 from troth.schedule.sizing import CACHE_SHARE, GPU_CACHE_SHARE, Demand, plan_memory
 from troth.weights.fp8 import fp8_bytes, fp8_refusal
+from troth.weights.rounded_inputs import rounded_inputs_refusal
 
 MIN_SAMPLES: Final = 64
 """Also the prompt positions whose log-probabilities are computed at once."""
@@ -99,6 +100,8 @@ def plan_model(
         OptionError: an option cannot be honoured.
     """
     recognised = recognise(artifact)
+    if head.refusal is None and model.inputs is not None:
+        raise OptionError("inputs int8 has no certificate for a draft head: leave out one of the two")
     if head.refusal is None:
         recognised = recognised.with_draft_head()
     resolved = resolve(model, engine, facts)
@@ -106,6 +109,8 @@ def plan_model(
     if resolved.weights is not None:
         _require_roundable(recognised)
         weights_bytes = fp8_bytes(artifact, ELEMENT_BYTES[resolved.dtype])
+    if resolved.inputs is not None:
+        _require_rounded_inputs(recognised, resolved, engine)
     if draft_model is not None:
         weights_bytes += _weights_bytes(draft_model.artifact, resolved, engine)
     loaded = (recognised,) if draft_model is None else (recognised, draft_model)
@@ -139,6 +144,7 @@ def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> s
     """
     resolved = planned.resolved
     weights = "" if resolved.weights is None else f" with weights {resolved.weights}"
+    inputs = "" if resolved.inputs is None else f" with inputs {resolved.inputs}"
     drafts = "" if planned.head.refusal is not None else " with draft head"
     if planned.draft_model is not None:
         drafts = f" with draft model {planned.draft_model.artifact.fingerprint()}"
@@ -146,7 +152,7 @@ def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> s
         artifact=artifact,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
-        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}{weights}{drafts}",
+        compute=f"{resolved.device.partition(':')[0]} {' '.join(providers)}{weights}{inputs}{drafts}",
     )
 
 
@@ -231,12 +237,25 @@ def _require_roundable(recognised: Recognised) -> None:
         raise OptionError(f"weights fp8 cannot be had of {recognised.artifact.name}: {refusal}; leave it out")
 
 
+def _require_rounded_inputs(recognised: Recognised, resolved: Resolved, engine: EngineOptions) -> None:
+    if (refusal := rounded_inputs_refusal(recognised.artifact)) is not None:
+        raise OptionError(f"inputs int8 would change nothing in {recognised.artifact.name}: {refusal}; leave it out")
+    if not _has_kernels(resolved, engine):
+        why = cpu.unavailable() or "name cpu among the providers"
+        raise OptionError(f"inputs int8 needs the C++ kernels: {why}; or leave it out")
+
+
 def _weights_bytes(artifact: Artifact, resolved: Resolved, engine: EngineOptions) -> int:
     """What the weights will take: as stored where the CPU kernels compute on that, else dense in the model's dtype."""
-    wanted = engine.providers is None or "cpu" in engine.providers
-    if resolved.is_cpu and resolved.dtype == "float32" and wanted and cpu.unavailable() is None:
+    if _has_kernels(resolved, engine):
         return int(artifact.weight_bytes * cpu.PACKED_GROWTH)
     return artifact.num_values * ELEMENT_BYTES[resolved.dtype]
+
+
+def _has_kernels(resolved: Resolved, engine: EngineOptions) -> bool:
+    """Whether the CPU's own kernels compute."""
+    wanted = engine.providers is None or "cpu" in engine.providers
+    return resolved.is_cpu and resolved.dtype == "float32" and wanted and cpu.unavailable() is None
 
 
 def _transient_bytes(recognised: Recognised, resolved: Resolved) -> int:

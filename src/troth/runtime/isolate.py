@@ -62,6 +62,8 @@ _LOAD_ERRORS: Final[dict[str, type[TrothError]]] = {
     "ModelLoadError": ModelLoadError,
     "OptionError": OptionError,
     "NotReady": NotReady,
+    # What an engine is asked for before it has a request is in its options, and whoever wrote those must act.
+    "CapabilityUnavailable": OptionError,
 }
 
 

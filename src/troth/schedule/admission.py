@@ -63,19 +63,33 @@ def admit(request: Request, limits: SchedulerLimits) -> int:
     """Return the most tokens the request may emit.
 
     Raises:
+        RequestError, ContextExceeded: as ``require_room``.
+    """
+    limit = limits.largest_request
+    require_room(request, limit)
+    num_prompt = len(request.prompt_ids)
+    num_closing = 0 if request.reading is None else len(request.reading.close_ids)
+    return request.max_tokens or max(1, limit - num_prompt - num_closing)
+
+
+def require_room(request: Request, limit: int) -> None:
+    """Refuse a request that never fits into a context.
+
+    Args:
+        request: with its prompt.
+        limit: most tokens of prompt and answer.
+
+    Raises:
         RequestError: an empty prompt.
         ContextExceeded: prompt and answer can never fit; ``param`` is ``max_tokens`` when the prompt alone does.
     """
     num_prompt = len(request.prompt_ids)
     if num_prompt == 0:
         raise RequestError("the prompt has no tokens; send at least one", param="prompt")
-    limit = limits.largest_request
     wanted = (request.max_tokens or 1) + request.num_forced_tokens
     if num_prompt + wanted > limit:
         field = "max_tokens" if num_prompt < limit else "prompt"
         raise ContextExceeded(num_prompt_tokens=num_prompt, max_tokens=wanted, limit=limit, param=field)
-    num_closing = 0 if request.reading is None else len(request.reading.close_ids)
-    return request.max_tokens or max(1, limit - num_prompt - num_closing)
 
 
 def blocks_at_admission(groups: Sequence[AttentionSpec], num_tokens: int, step_tokens: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from troth.contracts.counted import counted
 from troth.contracts.names import BLOCK_TOKENS, NO_BLOCK
 from troth.contracts.prefix_cache import PinnedPrefix
 from troth.errors import CapabilityUnavailable, RequestError
@@ -57,8 +58,9 @@ class Pins:
         taken = self._index.pin(namespace, token_ids)
         if taken is None:
             raise RequestError(
-                f"nothing of prefix {name!r} can be kept: it has {len(token_ids)} tokens, the prompt cache keeps whole "
-                f"blocks of {BLOCK_TOKENS}, and of recurrent models where a state was saved; pin a longer one",
+                f"nothing of prefix {name!r} can be kept: it has {counted(len(token_ids), 'token')}, the prompt cache "
+                f"keeps whole blocks of {BLOCK_TOKENS}, and of recurrent models where a state was saved; pin a longer "
+                "one",
                 param="pin",
                 code="nothing_to_pin",
             )

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from troth.contracts.counted import counted
 from troth.contracts.events import FinishReason
 from troth.contracts.names import BLOCK_TOKENS, RequestId
 from troth.contracts.plan import NO_SAMPLE, StepPlan, StepResult, TokenLogprobs
@@ -153,7 +154,8 @@ class Scheduler:
         max_tokens = admit(request, self.limits)
         # Free rows are not queue places: a request that starts in the next step does not wait.
         if len(self._queues.waiting) >= self.limits.max_waiting + self._queues.num_free:
-            raise Busy(f"{len(self._queues.waiting)} requests are waiting; the queue holds {self.limits.max_waiting}")
+            waiting = counted(len(self._queues.waiting), "request is", "requests are")
+            raise Busy(f"{waiting} waiting; the queue holds {self.limits.max_waiting}")
         state = RequestState(request, self._num_arrivals, max_tokens)
         self._num_arrivals += 1
         self._states[request.request_id] = state

@@ -16,6 +16,7 @@ from troth.contracts.cache_spec import (
     recurrent_bytes,
     trail_bytes,
 )
+from troth.contracts.counted import counted
 from troth.contracts.memory_plan import GroupPlan, MemoryPlan
 from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OptionError
@@ -116,7 +117,9 @@ def _shares(demand: Demand, state_bytes: int, context: int, decisions: list[str]
     if per_state is None:
         return budget, None
     num_checkpoints = _num_checkpoints(demand, per_state, context, min(budget, share))
-    decisions.append(f"{num_checkpoints} checkpoints of {per_state} bytes: recurrent states kept for later requests")
+    decisions.append(
+        f"{counted(num_checkpoints, 'checkpoint')} of {per_state} bytes: recurrent states kept for later requests"
+    )
     if demand.kv_memory_bytes is None:
         budget -= num_checkpoints * per_state
     return budget, num_checkpoints
@@ -128,10 +131,12 @@ def _cached_tokens(
     """Tokens that the block pools hold for all rows together."""
     tokens = demand.max_rows * context
     if _bytes(groups, tokens, demand) <= budget:
-        decisions.append(f"{demand.max_rows} rows of {context} tokens: all fit")
+        decisions.append(f"{counted(demand.max_rows, 'row')} of {context} tokens: all fit")
         return tokens
     tokens = _most_tokens(groups, budget, demand, tokens)
-    decisions.append(f"{tokens} tokens of KV cache shared by {demand.max_rows} rows: {budget} bytes hold no more")
+    decisions.append(
+        f"{tokens} tokens of KV cache shared by {counted(demand.max_rows, 'row')}: {budget} bytes hold no more"
+    )
     return tokens
 
 
@@ -182,4 +187,4 @@ def _most_tokens(groups: tuple[AttentionSpec, ...], budget: int, demand: Demand,
 def _name(spec: AttentionSpec) -> str:
     kind = "full attention" if spec.window is None else f"window {spec.window}"
     guests = sum(len(guest.layers) for guest in spec.guests)
-    return f"{kind}, {len(spec.layers)} layers" + (f" and {guests} of the draft model" if guests else "")
+    return f"{kind}, {counted(len(spec.layers), 'layer')}" + (f" and {guests} of the draft model" if guests else "")

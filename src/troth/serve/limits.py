@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from troth.contracts.counted import counted
 from troth.errors import Busy
 
 
@@ -22,7 +23,8 @@ class StreamLimit:
     def running(self) -> Iterator[None]:
         """Be one of them. Raises Busy when there is no room."""
         if self.num_running >= self._max_streams:
-            raise Busy(f"{self.num_running} answers are under way, the limit of this server; try again in a moment")
+            running = counted(self.num_running, "answer is", "answers are")
+            raise Busy(f"{running} under way, the limit of this server; try again in a moment")
         self.num_running += 1
         try:
             yield

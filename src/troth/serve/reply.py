@@ -90,7 +90,7 @@ class Generation:
     ignored: tuple[str, ...] = ()
     """Body fields nobody knows, for clients that ask."""
     not_enforced: tuple[str, ...] = ()
-    """Keywords of the answer's schema that its grammar leaves out, by pointer."""
+    """What was asked for and is not kept: keywords of the answer's schema by pointer, all else by field."""
 
     def extension(self, completed: Sequence[Completed], errors: Sequence[tuple[int, ToolError]] = ()) -> dict[str, Any]:
         """The ``troth`` object: what repeats the run, the time it took (of the slowest choice), and what went wrong.

@@ -62,7 +62,9 @@ def _thinking(fields: Fields) -> Thinking:
         mode="on" if mode == "on" else "off" if mode == "off" else "auto",
         effort=effort,
         budget=budget,
-        param=field or effort_field or budget_field or "enable_thinking",
+        param=field or "enable_thinking",
+        effort_param=effort_field,
+        budget_param=budget_field,
     )
 
 

@@ -47,7 +47,9 @@ class Thinking:
     budget: int | None = None
     """Tokens that reasoning may have; 0 turns it off."""
     param: str = "enable_thinking"
-    """The field that asked."""
+    """The field that switched it."""
+    effort_param: str = "reasoning_effort"
+    budget_param: str = "reasoning_budget"
 
     @property
     def off(self) -> bool:
@@ -115,9 +117,15 @@ class ChatTerms:
             What of their schemas nobody checks, by the field.
 
         Raises:
-            CapabilityUnavailable: its template was not proved to declare tools and to write calls.
+            CapabilityUnavailable: its template was not proved to declare tools and to write calls, or its reasoning
+                cannot be measured.
             RequestError: a tool that cannot be used.
         """
+        thinking = self.thinking
+        if thinking.budget is not None and not thinking.off and capabilities.reasoning is None:
+            raise CapabilityUnavailable(
+                "a reasoning budget", "this model marks no reasoning; leave it out", param=thinking.budget_param
+            )
         if not self.policy.tools:
             return ()
         if not capabilities.tools:
@@ -130,6 +138,16 @@ class ChatTerms:
             for notice in notices.get(tool.name, ())
             if self.shown_tools
         )
+
+    def idle_effort(self, capabilities: TemplateCapabilities) -> str | None:
+        """The field that asks for an effort, if nothing in this model's template takes one; None: it has its effect.
+
+        Where there are no levels, any effort still switches reasoning on.
+        """
+        thinking, switched = self.thinking, capabilities.reasoning is not None and capabilities.thinking is not None
+        if thinking.effort is None or thinking.off or switched or capabilities.effort is not None:
+            return None
+        return thinking.effort_param
 
     def bound(self, grammar: Grammar | None, model: ChatModel, prompt_text: str, *, param: str) -> Grammar | None:
         """The grammar an answer must match: the caller's, or that of the calls it makes, or both; None: any text.

@@ -47,6 +47,8 @@ MIN_INTEGER: Final = -(2**63)
 """What it cuts lower bounds to, and cannot take: it ends the process where the upper one is cut to it as well."""
 MAX_TRIALS: Final = 200
 """Schemas compiled to find the part at fault."""
+MAX_SHOWN_CHARACTERS: Final = 80
+"""Of a pattern in an error."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -79,10 +81,7 @@ class AnswerSchema:
     def patterns(self) -> Iterator[tuple[str, str]]:
         """Every regular expression in it, with its pointer."""
         for pointer, schema in schemas_in(self.schema):
-            if "pattern" in schema:
-                yield f"{pointer}/pattern", schema["pattern"]
-            for pattern in schema.get("patternProperties", ()):
-                yield f"{pointer}/patternProperties/{escaped(pattern)}", pattern
+            yield from ((pointer + step, pattern) for step, pattern in _patterns_of(schema))
 
     def fault_at(self, fault: Callable[[Any], str | None]) -> tuple[str, str | None]:
         """The innermost part that cannot be compiled by itself: its pointer, and why.
@@ -90,6 +89,15 @@ class AnswerSchema:
         Args:
             fault: Why a whole schema does not compile, or None.
         """
+        pointer, message, part = self._innermost(fault)
+        for step, pattern in _patterns_of(part):
+            if (inner := fault({"type": "string", "pattern": pattern})) is not None:
+                said = json.dumps(pattern[:MAX_SHOWN_CHARACTERS], ensure_ascii=False)
+                return shown(pointer + step), f"{inner}, in the pattern {said}"
+        return shown(pointer), message
+
+    def _innermost(self, fault: Callable[[Any], str | None]) -> tuple[str, str | None, Any]:
+        """The pointer of that part in the schema that was read, why, and the part."""
         # References still lead where they did when it stands elsewhere.
         whole = moved(self.schema, lambda reference: f"#/$defs/whole{reference[1:]}")
         num_trials = 0
@@ -105,7 +113,7 @@ class AnswerSchema:
             found = False
             for step, part in parts_in(schema):
                 if num_trials >= MAX_TRIALS:
-                    return shown(pointer), message
+                    return pointer, message, schema
                 inner = fault_of(pointer + step)
                 # A part without a value may be meant: what is forbidden is written like that.
                 if inner is not None and (
@@ -118,7 +126,7 @@ class AnswerSchema:
                 if place not in seen and fault_of(place) is not None:
                     pointer, schema, found = place, part_at(self.schema, place), True
                     seen.add(place)
-        return shown(pointer), message
+        return pointer, message, schema
 
 
 def read_schema(source: str, *, strict: bool, param: str, where: str = "") -> AnswerSchema:
@@ -315,6 +323,15 @@ class _Reader:
                     raise self.refusal("must be a place inside the schema (#/..)", pointer)
                 self._references.append((pointer, unquote(value)))
                 self._applied[pointer.removesuffix("/$ref")].append(unquote(value))
+
+
+def _patterns_of(schema: Any) -> Iterator[tuple[str, str]]:
+    """The regular expressions of one schema itself, each with the rest of its pointer."""
+    if isinstance(schema, dict):
+        if "pattern" in schema:
+            yield "/pattern", schema["pattern"]
+        for pattern in schema.get("patternProperties", ()):
+            yield f"/patternProperties/{escaped(pattern)}", pattern
 
 
 def _bounds(keyword: str, bound: Any) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
+from troth.contracts.counted import counted
 from troth.text.grammar_start import GrammarStart
 from troth.text.pattern_trial import is_exhausted, is_exhausted_by
 
@@ -258,7 +259,7 @@ class GrammarSession:
             self._fail(self._matcher.get_error())
 
     def _fail(self, error: str) -> None:
-        place = f"after {self.num_tokens} tokens" if self._token_ids else "at the start of an answer"
+        place = f"after {counted(self.num_tokens, 'token')}" if self._token_ids else "at the start of an answer"
         if is_exhausted_by(error):
             self.fault = f"the grammar cannot be followed {place}: {self._start.advice}"
             return

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from troth.contracts.bounds import mistyped_json, shown_json
 from troth.errors import CapabilityUnavailable, RequestError
 from troth.text.tokenizer import require_unicode
 
@@ -51,7 +52,7 @@ def normalise_messages(messages: object) -> list[dict[str, Any]]:
             field, such as ``messages[2].content``.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise _wrong_type("messages", "a list of messages", messages)
+        raise mistyped_json("messages", "a list of messages", messages)
     if not messages:
         raise RequestError("messages is empty; send at least one message", param="messages")
     return [_normalise(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -73,12 +74,12 @@ def split_continued(messages: Sequence[Any]) -> tuple[Sequence[Any], bool]:
 
 def _normalise(message: object, place: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise _wrong_type(place, "an object", message)
+        raise mistyped_json(place, "an object", message)
     given = message.get("role")
     role = _ROLES.get(given) if isinstance(given, str) else None
     if role is None:
         known = ", ".join(_ROLES)
-        raise RequestError(f"{place}.role is {given!r}; it must be one of {known}", param=f"{place}.role")
+        raise RequestError(f"{place}.role is {shown_json(given)}; it must be one of {known}", param=f"{place}.role")
     calls = message.get("tool_calls")
     content, thoughts = message.get("content"), None
     if role == "assistant" and isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
@@ -122,26 +123,26 @@ def _text(content: object, place: str) -> str | None:
     if content is None or isinstance(content, str):
         return None if content is None else _string(content, place)
     if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise _wrong_type(place, "a string or a list of parts", content)
+        raise mistyped_json(place, "a string or a list of parts", content)
     return "\n".join(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
 
 
 def _part(part: object, place: str) -> str:
     if not isinstance(part, Mapping):
-        raise _wrong_type(place, "an object with type and text", part)
+        raise mistyped_json(place, "an object with type and text", part)
     kind = part.get("type")
     if kind in _MEDIA_PARTS:
         raise CapabilityUnavailable(f"{place}: content of type {kind}", "only text can be read here", param=place)
     if kind != "text":
         raise RequestError(
-            f"{place} is of type {str(kind)[:64]!r}; only text parts can be read here", param=place, code="invalid_type"
+            f"{place} is of type {shown_json(kind)}; only text parts can be read here", param=place, code="invalid_type"
         )
     return _string(part.get("text"), f"{place}.text")
 
 
 def _tool_calls(calls: object, place: str) -> list[dict[str, Any]]:
     if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
-        raise _wrong_type(place, "a list of calls", calls)
+        raise mistyped_json(place, "a list of calls", calls)
     return [_tool_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
 
 
@@ -149,7 +150,7 @@ def _tool_call(call: object, place: str) -> dict[str, Any]:
     """A past call, its arguments as an object: templates write them out themselves."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise _wrong_type(place, "an object with a function", call)
+        raise mistyped_json(place, "an object with a function", call)
     name = _string(function.get("name"), f"{place}.function.name")
     arguments = _arguments(function.get("arguments"), f"{place}.function.arguments")
     normal: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
@@ -174,10 +175,6 @@ def _arguments(arguments: object, place: str) -> dict[str, Any] | str:
 
 def _string(value: object, place: str) -> str:
     if not isinstance(value, str):
-        raise _wrong_type(place, "a string", value)
+        raise mistyped_json(place, "a string", value)
     require_unicode(value, place)
     return value
-
-
-def _wrong_type(place: str, wanted: str, value: object) -> RequestError:
-    return RequestError(f"{place} must be {wanted}, not {type(value).__name__}", param=place, code="invalid_type")

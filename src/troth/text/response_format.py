@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from troth.contracts.bounds import mistyped, shown
+from troth.contracts.bounds import mistyped_json, shown_json
 from troth.contracts.grammar import Grammar
 from troth.errors import RequestError
 
@@ -28,11 +28,17 @@ def read_response_format(value: object, *, param: str = "response_format") -> Gr
         RequestError: another type, a schema that is missing, or a value of the wrong type.
     """
     if not isinstance(value, Mapping):
-        raise mistyped(param, "an object", value)
+        raise mistyped_json(param, "an object", value)
     kind = value.get("type")
+    if kind is None:
+        raise RequestError(
+            f"{param}.type is required: {', '.join(FORMATS)}",
+            param=f"{param}.type",
+            code="missing_required_parameter",
+        )
     if kind not in FORMATS:
         raise RequestError(
-            f"{param}.type must be one of {', '.join(FORMATS)}, not {shown(kind)}", param=f"{param}.type"
+            f"{param}.type must be one of {', '.join(FORMATS)}, not {shown_json(kind)}", param=f"{param}.type"
         )
     if kind == "text":
         return None
@@ -40,13 +46,15 @@ def read_response_format(value: object, *, param: str = "response_format") -> Gr
         return Grammar(kind="json_object")
     place = f"{param}.json_schema"
     inner = value.get("json_schema")
+    if inner is None:
+        raise RequestError(f"{place} is required", param=place, code="missing_required_parameter")
     if not isinstance(inner, Mapping):
-        raise mistyped(place, "an object", inner)
+        raise mistyped_json(place, "an object", inner)
     strict, schema = inner.get("strict"), inner.get("schema")
     if schema is None:
         raise RequestError(f"{place}.schema is required", param=f"{place}.schema", code="missing_required_parameter")
     if not isinstance(strict, bool | None):
-        raise mistyped(f"{place}.strict", "true or false", strict)
+        raise mistyped_json(f"{place}.strict", "true or false", strict)
     return schema_grammar(schema, strict=bool(strict), param=f"{place}.schema")
 
 
@@ -57,7 +65,7 @@ def schema_grammar(schema: object, *, strict: bool, param: str) -> Grammar:
         RequestError: it is none of these, holds what is no JSON, or is too large.
     """
     if not isinstance(schema, Mapping | bool):
-        raise mistyped(param, "a schema, an object", schema)
+        raise mistyped_json(param, "a schema, an object", schema)
     try:
         source = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 
-from troth.contracts.bounds import mistyped, shown
+from troth.contracts.bounds import mistyped_json, shown_json
 from troth.contracts.tools import ToolChoice, ToolPolicy, ToolSpec, ToolValidation
 from troth.errors import RequestError
 from troth.text.tokenizer import require_unicode
@@ -35,7 +35,7 @@ def read_policy(
     """
     if validation is not None and validation not in get_args(ToolValidation):
         raise RequestError(
-            f"tool_validation must be strict or forward, not {shown(validation)}", param="tool_validation"
+            f"tool_validation must be strict or forward, not {shown_json(validation)}", param="tool_validation"
         )
     specs = _specs(tools)
     forwards = validation == "forward"
@@ -52,26 +52,26 @@ def _specs(tools: object) -> tuple[ToolSpec, ...]:
     if tools is None:
         return ()
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
-        raise mistyped("tools", "an array of tools", tools)
+        raise mistyped_json("tools", "an array of tools", tools)
     return tuple(_spec(tool, f"tools[{place}]") for place, tool in enumerate(tools))
 
 
 def _spec(tool: object, place: str) -> ToolSpec:
     if not isinstance(tool, Mapping):
-        raise mistyped(place, "an object", tool)
+        raise mistyped_json(place, "an object", tool)
     kind = tool.get("type", "function")
     if kind != "function":
         raise RequestError(
-            f"{place}.type is {shown(kind)}; only functions can be called here",
+            f"{place}.type is {shown_json(kind)}; only functions can be called here",
             param=f"{place}.type",
             code="unsupported_parameter",
         )
     function, where = (tool["function"], f"{place}.function") if "function" in tool else (tool, place)
     if not isinstance(function, Mapping):
-        raise mistyped(where, "an object", function)
+        raise mistyped_json(where, "an object", function)
     name = function.get("name")
     if not isinstance(name, str):
-        raise mistyped(f"{where}.name", "a string", name)
+        raise mistyped_json(f"{where}.name", "a string", name)
     if not 1 <= len(name) <= MAX_NAME_CHARACTERS:
         raise RequestError(
             f"{where}.name must have 1 to {MAX_NAME_CHARACTERS} characters, not {len(name)}", param=f"{where}.name"
@@ -79,12 +79,12 @@ def _spec(tool: object, place: str) -> ToolSpec:
     require_unicode(name, f"{where}.name")
     description, strict = function.get("description") or "", function.get("strict") or False
     if not isinstance(description, str):
-        raise mistyped(f"{where}.description", "a string", description)
+        raise mistyped_json(f"{where}.description", "a string", description)
     if not isinstance(strict, bool):
-        raise mistyped(f"{where}.strict", "true or false", strict)
+        raise mistyped_json(f"{where}.strict", "true or false", strict)
     parameters = function.get("parameters")
     if not isinstance(parameters, Mapping | bool | None):
-        raise mistyped(f"{where}.parameters", "a JSON schema", parameters)
+        raise mistyped_json(f"{where}.parameters", "a JSON schema", parameters)
     _require_64_bits(parameters, f"{where}.parameters")
     return ToolSpec(name=name, parameters=parameters, description=description, strict=strict)
 
@@ -99,7 +99,7 @@ def _require_64_bits(schema: object, place: str) -> None:
         elif isinstance(value, (list, tuple)):
             waiting.extend(value)
         elif isinstance(value, int) and not _LOWEST <= value <= _HIGHEST:
-            raise RequestError(f"{place} holds the integer {shown(value)}; 64 bits are read here", param=place)
+            raise RequestError(f"{place} holds the integer {shown_json(value)}; 64 bits are read here", param=place)
 
 
 def _choice(choice: object, specs: tuple[ToolSpec, ...]) -> ToolChoice:
@@ -108,14 +108,14 @@ def _choice(choice: object, specs: tuple[ToolSpec, ...]) -> ToolChoice:
     if isinstance(choice, str):
         if choice not in _MODES:
             raise RequestError(
-                f"tool_choice must be {', '.join(_MODES)} or an object that names a function, not {shown(choice)}",
+                f"tool_choice must be {', '.join(_MODES)} or an object that names a function, not {shown_json(choice)}",
                 param="tool_choice",
             )
         if choice == "required" and not specs:
             raise RequestError("tool_choice is required, but there are no tools", param="tool_choice")
         return ToolChoice(mode=choice)  # type: ignore[arg-type]
     if not isinstance(choice, Mapping):
-        raise mistyped("tool_choice", "a string or an object", choice)
+        raise mistyped_json("tool_choice", "a string or an object", choice)
     function = choice.get("function", choice)
     name = function.get("name") if isinstance(function, Mapping) else None
     if choice.get("type", "function") != "function" or not isinstance(name, str):
@@ -123,5 +123,5 @@ def _choice(choice: object, specs: tuple[ToolSpec, ...]) -> ToolChoice:
             'tool_choice must be like {"type": "function", "function": {"name": "..."}}', param="tool_choice"
         )
     if name not in {spec.name for spec in specs}:
-        raise RequestError(f"tool_choice names {shown(name)}, which is not among the tools", param="tool_choice")
+        raise RequestError(f"tool_choice names {shown_json(name)}, which is not among the tools", param="tool_choice")
     return ToolChoice(mode="named", name=name)

@@ -18,6 +18,7 @@ from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from troth.contracts.bounds import shown_json
 from troth.errors import RequestError
 from troth.text.linear_pattern import LinearPattern, PatternError
 from troth.text.schema_places import escaped
@@ -217,7 +218,7 @@ class ToolSchema:
             return "", str(refusal.message)
         if error is None:
             return None
-        return _pointer(error), error.message[:500]
+        return _pointer(error), _said(error)[:500]
 
     def _refusal(self, message: str, pointer: str = "#") -> RequestError:
         place = f" at {pointer[:300]}" if pointer != "#" else ""
@@ -255,7 +256,7 @@ class ToolSchema:
                 raise self._refusal(f"is nested deeper than {MAX_SCHEMA_DEPTH}", pointer)
             error = best_match(_ONE_SCHEMA.iter_errors(schema))
             if error is not None:
-                raise self._refusal(f"is not a JSON Schema: {error.message[:200]}", pointer + _pointer(error))
+                raise self._refusal(f"is not a JSON Schema: {_said(error)[:200]}", pointer + _pointer(error))
             if isinstance(schema, Mapping):
                 unknown |= {key for key in schema if key not in _KEYWORDS and not str(key).startswith("x-")}
                 used |= schema.keys()
@@ -331,6 +332,14 @@ def _walk(schema: Any) -> Iterator[tuple[str, Any]]:
 def _pointer(error: ValidationError) -> str:
     """To the part of what was judged that is at fault."""
     return "".join(f"/{escaped(str(part))}" for part in error.absolute_path)
+
+
+def _said(error: ValidationError) -> str:
+    """What is wrong, where the words begin with a value that is written otherwise in JSON in those of JSON."""
+    value, message = error.instance, str(error.message)
+    if value is None or isinstance(value, bool):
+        return message if not message.startswith(repr(value)) else shown_json(value) + message[len(repr(value)) :]
+    return message
 
 
 def _takes_every_object(schema: Any) -> bool:

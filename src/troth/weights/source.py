@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from fnmatch import translate
 from typing import NoReturn, Protocol
 
+import torch
 from torch import Tensor
 
 from troth.artifact.artifact import Artifact
-from troth.config.options import Weights
+from troth.config.options import Inputs, Weights
 from troth.errors import ModelLoadError
 from troth.weights.fp8 import Fp8Tensor, is_rounded
 from troth.weights.gguf import GgufStore
 from troth.weights.quantized import QuantTensor
+from troth.weights.rounded_inputs import rounds_inputs
 from troth.weights.safetensors import SafetensorsStore
 
 Progress = Callable[[int, int], None]
@@ -62,17 +65,25 @@ class WeightSource:
 
     Tensors are views of the mapped files wherever the file holds what the model wants; do not write to
     them. They stay valid after this object is gone. ``shape`` is what the model expects; another one is an
-    error that names both. ``weights`` says in what form matrices of layers are wanted, if not as they are stored.
+    error that names both. ``weights`` says in what form matrices of layers are wanted, if not as they are stored, and
+    ``inputs`` what those that are quantised round their inputs to, if to anything.
 
     Raises:
         ModelLoadError: from every method that hands out a tensor: it is missing, or not of the kind asked
         for.
     """
 
-    def __init__(self, artifact: Artifact, progress: Progress | None = None, weights: Weights | None = None) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        progress: Progress | None = None,
+        weights: Weights | None = None,
+        inputs: Inputs | None = None,
+    ) -> None:
         self._store = _open(artifact)
         self._progress = progress
         self._weights = weights
+        self._inputs = inputs
         self._used: set[str] = set()
         self._num_done_bytes = 0
         self.total_bytes = sum(tensor.num_bytes for tensor in self._store.tensors.values())
@@ -99,6 +110,8 @@ class WeightSource:
             if isinstance(value, QuantTensor):
                 self._fail(name, f"is {value.ggml_type.name} already; leave out weights fp8")
             return Fp8Tensor(value)
+        if self._inputs == "int8" and isinstance(value, QuantTensor) and rounds_inputs(name, value.ggml_type):
+            return replace(value, inputs=torch.int8)
         return value
 
     def norm(self, name: str, *, zero_centred: bool = False, shape: tuple[int] | None = None) -> Tensor:

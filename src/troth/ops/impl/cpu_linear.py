@@ -53,12 +53,12 @@ def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) 
     for run in _runs(parts):
         num_rows = sum(part.shape[0] for part in run)
         if isinstance(run[0], QuantTensor):
-            number = cpu.FORMATS[run[0].ggml_type]
+            number, is_rounded = cpu.FORMATS[run[0].ggml_type], run[0].inputs is not None
             rows = _grouped([part for part in run if isinstance(part, QuantTensor)], number, num_rows)
         else:
             assert isinstance(run[0], Tensor), run[0]
-            number, rows = cpu.DENSE_FORMATS[run[0].dtype], run[0].contiguous()
-        kernel.add(number, rows.data_ptr(), rows.stride(0) * rows.element_size(), num_rows)
+            number, is_rounded, rows = cpu.DENSE_FORMATS[run[0].dtype], False, run[0].contiguous()
+        kernel.add(number, rows.data_ptr(), rows.stride(0) * rows.element_size(), num_rows, is_rounded)
         memory.append(rows)
     return CpuLinearWeight(tuple(memory), kernel, (kernel.outputs, inputs))
 
@@ -71,7 +71,7 @@ def _runs(parts: Sequence[RawWeight]) -> list[list[RawWeight]]:
         if (
             isinstance(part, QuantTensor)
             and isinstance(last, QuantTensor)
-            and part.ggml_type == last.ggml_type
+            and (part.ggml_type, part.inputs) == (last.ggml_type, last.inputs)
             and last.shape[0] % GROUP_ROWS == 0
         ):
             runs[-1].append(part)

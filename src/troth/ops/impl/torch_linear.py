@@ -14,6 +14,7 @@ from troth.ops.embedding import embedding
 from troth.ops.gated_activation import Activation, gated_activation
 from troth.ops.linear import PACKERS, RawWeight, dense, linear
 from troth.weights.fp8 import Fp8Tensor
+from troth.weights.quantized import QuantTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class DenseLinearWeight:
 
 
 def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> DenseLinearWeight | None:
-    if isinstance(parts[0], Fp8Tensor):
+    if any(isinstance(part, Fp8Tensor) or (isinstance(part, QuantTensor) and part.inputs) for part in parts):
         return None
     if len(parts) == 1:
         return DenseLinearWeight(dense(parts[0], dtype, device))

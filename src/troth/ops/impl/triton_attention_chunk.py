@@ -42,7 +42,8 @@ def row_of_tile(query_start: tl.tensor, num_rows: tl.tensor, tile: tl.tensor, M:
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "window"], do_not_specialize_on_alignment=["tables", "query_start", "context_len"]
+    do_not_specialize=["num_rows", "table_stride", "window"],
+    do_not_specialize_on_alignment=["tables", "query_start", "context_len"],
 )
 def _attend_chunks(
     q: tl.tensor,

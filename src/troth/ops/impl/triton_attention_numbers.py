@@ -18,7 +18,7 @@ from troth.ops.layer_kv import LayerKV
 from troth.ops.rows import Rows
 
 
-@triton.jit(do_not_specialize_on_alignment=["tables", "context_len", "first_block"])
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables", "context_len", "first_block"])
 def _numbers(
     k_cache: tl.tensor,
     v_cache: tl.tensor,

@@ -52,8 +52,8 @@ def _merged(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "max_parts", "window"],
-    do_not_specialize_on_alignment=["tables", "query_start", "context_len"],
+    do_not_specialize=["num_rows", "max_parts", "table_stride", "window"],
+    do_not_specialize_on_alignment=["tables", "query_start", "context_len", "part_mass"],
 )
 def _attend_ordered(
     q: tl.tensor,
@@ -150,7 +150,7 @@ def _attend_ordered(
         tl.store(out + at[:, None] + d[None, :], y.to(out.dtype.element_ty), mask=wanted)
 
 
-@triton.jit(do_not_specialize=["max_parts", "window"])
+@triton.jit(do_not_specialize=["max_parts", "window"], do_not_specialize_on_alignment=["part_mass"])
 def _merge_parts(
     query_start: tl.tensor,
     context_len: tl.tensor,

@@ -27,6 +27,8 @@ LEAST_SPLIT: Final = 64
 """Keys of a split at least."""
 MOST_PROGRAMS: Final = 64
 """Of a row and head: what one program of the merge holds at once."""
+FEW_PROGRAMS: Final = 16
+"""Merged as if they were so many: a kernel for each number would be compiled when a request first meets it."""
 PROGRAMS: Final = 512
 """Programs of one launch that are wanted; more only wait for each other."""
 ENOUGH_TILES: Final = 256
@@ -75,7 +77,10 @@ def lowest_key(first_position: tl.tensor, window: tl.tensor, WINDOW: tl.constexp
     return low
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(
+    do_not_specialize=["table_stride", "window"],
+    do_not_specialize_on_alignment=["tables", "query_start", "context_len", "part_mass"],
+)
 def _attend_split(
     q: tl.tensor,
     k_cache: tl.tensor,
@@ -159,7 +164,10 @@ def _attend_split(
         tl.store(part_acc + part_at[:, None] * D + d[None, :], acc, mask=wanted)
 
 
-@triton.jit(do_not_specialize=["programs", "window"])
+@triton.jit(
+    do_not_specialize=["programs", "window"],
+    do_not_specialize_on_alignment=["query_start", "context_len", "part_mass"],
+)
 def _merge_splits(
     query_start: tl.tensor,
     context_len: tl.tensor,
@@ -214,7 +222,11 @@ def attend_split(
     softcap: float | None,
     out_THD: Tensor,
 ) -> None:
-    """Attention of the first ``num_rows`` rows, which feed ``width`` tokens each at most, into ``out_THD``."""
+    """Attention of the first ``num_rows`` rows, which feed ``width`` tokens each at most, into ``out_THD``.
+
+    Kernels are of widths 1, 2, 4 and 8: few enough to be compiled before the first request (``run/rehearsal.py``).
+    """
+    width = power_of_2(width)
     num_kv_heads, head_dim = kv.k_NKDS.shape[1], kv.k_NKDS.shape[2]
     group = q_THD.shape[1] // num_kv_heads
     keys = block_table_RB.shape[1] * BLOCK_TOKENS
@@ -263,7 +275,7 @@ def attend_split(
         **form,
     )
     if programs > 1:
-        parts_held = power_of_2(programs)
+        parts_held = FEW_PROGRAMS if programs <= FEW_PROGRAMS else MOST_PROGRAMS
         _merge_splits[(group * width, num_kv_heads, num_rows)](
             rows.query_start_R1,
             rows.context_len_R,
@@ -274,7 +286,7 @@ def attend_split(
             programs,
             window or 0,
             PARTS=parts_held,
-            num_warps=2 if parts_held <= 16 else 8,
+            num_warps=2 if parts_held == FEW_PROGRAMS else 8,
             **form,
         )
 

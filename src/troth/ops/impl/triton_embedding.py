@@ -18,7 +18,7 @@ from troth.ops.impl.triton_overlap import OVERLAP, await_inputs
 BLOCK: Final = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_ids"])
 def _embedding(
     token_ids: tl.tensor,
     table: tl.tensor,

@@ -29,7 +29,7 @@ rows of 32 heads take 45 us on an H200, tiles of 16 73, of 8 91; one row takes 3
 faster."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"], do_not_specialize_on_alignment=["row_R", "recall_R"])
 def _recall(
     state: tl.tensor,
     trail: tl.tensor,
@@ -57,7 +57,10 @@ def _recall(
     tl.store(at, s, mask=inside)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_single"],
+    do_not_specialize_on_alignment=["row_R", "query_start_R1", "context_len_R", "recall_R"],
+)
 def _tokens(
     qkv: tl.tensor,
     beta: tl.tensor,

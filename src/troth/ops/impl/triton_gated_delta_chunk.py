@@ -52,7 +52,7 @@ def _gates(
     return tl.where(inside_C, b, 0.0), tl.cumsum(tl.where(inside_C, logs, 0.0), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"], do_not_specialize_on_alignment=["query_start_R1"])
 def _invert(
     qkv: tl.tensor,
     beta: tl.tensor,
@@ -94,7 +94,10 @@ def _invert(
         tl.store(inverse + (token[:, None] * H + head) * C + i[None, :], t, mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["first_row"],
+    do_not_specialize_on_alignment=["row_R", "query_start_R1", "context_len_R", "recall_R"],
+)
 def _walk(
     qkv: tl.tensor,
     beta: tl.tensor,

@@ -65,7 +65,9 @@ def pack_groups(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.de
         return None
     quantised = [part for part in parts if isinstance(part, QuantTensor)]
     kind = quantised[0].ggml_type if quantised else None
-    if kind not in HEADERS or len(quantised) != len(parts) or any(part.ggml_type != kind for part in quantised):
+    if kind not in HEADERS or len(quantised) != len(parts):
+        return None
+    if any(part.ggml_type != kind or part.inputs is not None for part in quantised):
         return None
     inputs, outputs = quantised[0].shape[1], sum(part.shape[0] for part in quantised)
     bits = 8 if kind == GgmlType.Q8_0 else 4
@@ -130,7 +132,7 @@ def header(packed: tl.tensor, P: tl.constexpr) -> tl.tensor:
     return (packed >> (16 * P)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["row_ids"])
 def _rows(
     row_ids: tl.tensor,
     words: tl.tensor,

@@ -21,7 +21,8 @@ from torch import Tensor
 from troth.ops.impl.triton import INTERPRETED, power_of_2
 from troth.ops.impl.triton_groups import GroupLinearWeight, code_pair, form_of, header, rows_of_groups
 from troth.ops.impl.triton_overlap import await_inputs
-from troth.ops.impl.triton_product import arrivals_of, fetch
+from troth.ops.impl.triton_product import fetch
+from troth.ops.impl.triton_split_sum import arrivals_of, sum_of_parts
 
 FEW_TOKENS: Final = 16
 """Among so many a token's results are the same bits, however many they are: same splits, same instruction."""
@@ -154,17 +155,7 @@ def product_of_groups(
     is_last = True
     if SPLITS > 1:
         area = num_tokens.to(tl.int64) * num_outputs
-        tl.store(parts + split * area + y_at, total, mask=y_inside)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel")
-        is_last = arrived == SPLITS - 1
-        if is_last:
-            tl.debug_barrier()
-            total = tl.zeros([M, N], tl.float32)
-            for other in tl.static_range(SPLITS):
-                # The first cache of this processor may hold what was there before.
-                total += tl.load(parts + other * area + y_at, mask=y_inside, other=0.0, cache_modifier=".cg")
-            tl.store(arrivals + tl.program_id(0), 0)
+        total, is_last = sum_of_parts(total, parts, arrivals + tl.program_id(0), split, area, y_at, y_inside, SPLITS)
     if is_last:
         if BIAS:
             total += tl.load(bias + n, mask=n_inside, other=0.0).to(tl.float32)[None, :]

@@ -3,7 +3,7 @@
 A unit adds the products of 16 inputs at a time to what it has, by the same arithmetic in every shape of its
 instructions. So where each sum runs over all inputs in order, a token's results depend neither on how many tokens share
 the product nor on the tiling: bit for bit, which ``tests/device`` holds to. Where few tokens meet a matrix of few
-outputs, programs may also share the inputs, and the last of them adds up what they found, in order.
+outputs, programs may also share the inputs (``triton_split_sum.py``).
 Next: ``triton_linear.py``, ``triton_invariant.py``.
 Legend: T tokens, I inputs, O outputs; M, N, L are a tile's tokens, outputs and inputs; S parts of the inputs.
 """
@@ -16,11 +16,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from troth.ops.codes import FP8
 from troth.ops.impl.triton import power_of_2
 from troth.ops.impl.triton_overlap import OVERLAP, await_inputs
+from troth.ops.impl.triton_split_sum import arrivals_of, sum_of_parts
 
 WEIGHTS_FIRST: Final = 64
 """Outputs of a tile from which Hopper's wide instruction takes the weights as its first operand, straight from shared
@@ -43,11 +43,6 @@ LEAST_INPUTS: Final = 1024
 
 IMPRECISE: Final = tl.constexpr(128)
 """Products of fp8 that a unit adds up with 14 bits, before float32 takes them over."""
-_ARRIVALS: Final = WeakTensorKeyDictionary()
-"""Matrix -> int32 [tiles], zeros between products: how many programs have left their part of a tile.
-
-Each matrix has its own: engines beside each other must not count together.
-"""
 
 
 class Tiling(NamedTuple):
@@ -143,17 +138,7 @@ def product(
     is_last = True
     if SPLITS > 1:
         area = num_tokens.to(tl.int64) * num_outputs
-        tl.store(parts + split * area + at, acc, mask=inside)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel")
-        is_last = arrived == SPLITS - 1
-        if is_last:
-            tl.debug_barrier()
-            acc = tl.zeros([M, N], tl.float32)
-            for other in tl.static_range(SPLITS):
-                # The first cache of this processor may hold what was there before.
-                acc += tl.load(parts + other * area + at, mask=inside, other=0.0, cache_modifier=".cg")
-            tl.store(arrivals + tl.program_id(0), 0)
+        acc, is_last = sum_of_parts(acc, parts, arrivals + tl.program_id(0), split, area, at, inside, SPLITS)
     if is_last:
         if SCALED:
             x_scale = tl.load(x_scales + m, mask=m_inside, other=0.0)
@@ -238,14 +223,6 @@ def _product(
         num_stages=tiling.num_stages,
     )
     return y_TO
-
-
-def arrivals_of(weight: Tensor, tiles: int) -> Tensor:
-    """int32 [tiles], zeros: the places where programs that share a tile of this matrix's products report."""
-    if weight not in _ARRIVALS:
-        _ARRIVALS[weight] = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
-    arrivals: Tensor = _ARRIVALS[weight]
-    return arrivals
 
 
 def _tiling(dtype: torch.dtype, num_tokens: int, num_outputs: int) -> Tiling:

@@ -45,7 +45,10 @@ def _input(
     return new + old + drafted
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_single", "num_answers"],
+    do_not_specialize_on_alignment=["row_R", "query_start_R1", "context_len_R", "recall_R"],
+)
 def _conv(
     x: tl.tensor,
     weight: tl.tensor,
