@@ -27,6 +27,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """The options every benchmark has."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--save", action="store_true", help="write the result to benchmarks/results/")
+    made.add_argument("--commit", default="", help="where there is no repository to ask")
     made.add_argument("--no-gate", action="store_true", help="skip the tests (for trying things; never for a record)")
     return made
 
@@ -100,11 +101,12 @@ def stamp(options: dict[str, Any]) -> dict[str, Any]:
 
 def finish(name: str, result: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Print the result as the last line, and keep it when asked to."""
+    result["commit"] = arguments.commit or result["commit"]
     text = json.dumps({"benchmark": name} | result, sort_keys=True)
     if arguments.save:
         RESULTS.mkdir(exist_ok=True)
         day = datetime.now(UTC).strftime("%Y-%m-%d")
-        path = RESULTS / f"{day}-{name}-{result.get('commit', 'unknown').rstrip('+')}.json"
+        path = RESULTS / f"{day}-{name}-{result['commit'].rstrip('+')}.json"
         path.write_text(text + "\n")
         print(f"saved {path.relative_to(ROOT)}")
     print(text)

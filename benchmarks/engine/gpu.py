@@ -51,7 +51,6 @@ def main() -> None:
     parser.add_argument("--skip-start", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--chunk-tokens", type=int, default=None)
-    parser.add_argument("--commit", default="", help="where there is no repository to ask")
     arguments = parser.parse_args()
     lib.gate(TESTS, arguments)
     figures: dict[str, float] = {}
@@ -73,6 +72,9 @@ def main() -> None:
     )
     with troth.Engine.open(arguments.model, model_options=options, engine_options=serving) as engine:
         figures["load_s"] = time.perf_counter() - began
+        while not engine.is_warm:
+            time.sleep(0.1)
+        figures["warm_s"] = time.perf_counter() - began
         # As the server's engine process does: Python looks through modules and weights for garbage no more.
         gc.collect()
         gc.freeze()
@@ -99,7 +101,6 @@ def main() -> None:
     result["options"] |= {"deterministic": arguments.deterministic, "chunk_tokens": arguments.chunk_tokens}
     result["options"]["weights"] = arguments.weights
     result |= {"figures": figures, "spreads": spreads, "downgrades": downgrades, "ceilings": ceilings.measured}
-    result["commit"] = arguments.commit or result["commit"]
     mode = f"-weights-{arguments.weights}" if arguments.weights else ""
     mode += f"-kv-{arguments.kv_dtype}" if arguments.kv_dtype else ""
     mode += "-deterministic" if arguments.deterministic else ""

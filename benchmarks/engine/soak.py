@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import resource
+import time
 from pathlib import Path
 
 import torch
@@ -43,6 +44,8 @@ def main() -> None:
         engine_options=EngineOptions(max_rows=arguments.rows, max_waiting=arguments.requests),
     ) as engine:
         draw = random.Random(0)
+        while not engine.is_warm:
+            time.sleep(0.1)
         for part in range(PARTS):
             serve(engine, draw, arguments.requests // PARTS)
             readings.append(held())

@@ -82,6 +82,11 @@ class Engine:
         """Where the memory went."""
         return self._thread.info.plan
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether a GPU's kernels are all compiled; until then the engine does it while no request runs."""
+        return not self._thread.has_idle_work
+
     def status(self) -> EngineStatus:
         """Rows, queue, blocks and totals now."""
         return self._thread.status_now()

@@ -41,7 +41,7 @@ from troth.ops import registry  # noqa: E402
 from troth.run.device_batch import DeviceBatches  # noqa: E402
 from troth.run.engine import EngineLoop  # noqa: E402
 from troth.run.graphs import DecodeGraphs  # noqa: E402
-from troth.run.rehearsal import rehearse  # noqa: E402
+from troth.run.rehearsal import rehearsal  # noqa: E402
 from troth.run.runner import ModelRunner  # noqa: E402
 from troth.run.warmup import warm_up  # noqa: E402
 from troth.schedule.scheduler import Scheduler  # noqa: E402
@@ -114,8 +114,9 @@ def warmed(folder: Path, providers: tuple[str, ...]) -> EngineLoop:
     graphs = DecodeGraphs(model, cache, batches, spoilt, max_rows=ROWS, context_tokens=CONTEXT)
     checkpoints = CheckpointStorage(cache, limits.num_checkpoints) if limits.num_checkpoints else None
     runner = ModelRunner(model, cache, batches, graphs, checkpoints)
-    rehearse(model, cache, groups, max_rows=ROWS, context_tokens=CONTEXT, step_tokens=STEP, device=CPU)
     warm_up(runner, limits, ByteTokenizer(), 1)
+    for _ in rehearsal(model, cache, groups, max_rows=ROWS, context_tokens=CONTEXT, step_tokens=STEP, device=CPU):
+        pass
     assert graphs.refusal is None
     return EngineLoop(Scheduler(limits), runner, ByteTokenizer(), clock=time.monotonic, pipeline_depth=1)
 

@@ -98,9 +98,12 @@ def test_rehearsal_computes_steps_of_every_width_and_leaves_caches_alone(
     compute_with("triton")
     before = [tensor.clone() for tensor in side.cache.tensors()]
     groups = attention_groups(model.config.cache_specs(PLACE.dtype.itemsize))
-    rehearsal.rehearse(
+    pieces = rehearsal.rehearsal(
         model, side.cache, groups, max_rows=2, context_tokens=PLACE.context_tokens, step_tokens=32, device=CPU
     )
+    assert not seen
+    num_pieces = len(list(pieces))
+    assert num_pieces == len(seen)
     for was, tensor in zip(before, side.cache.tensors(), strict=True):
         assert torch.equal(was.nan_to_num(), tensor.nan_to_num())
         assert torch.equal(was.isnan(), tensor.isnan())

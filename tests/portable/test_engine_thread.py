@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -38,11 +38,13 @@ def request(name: str, max_tokens: int | None = 4, **changes: Any) -> Request:
 
 
 @contextmanager
-def engine_thread(runner: FakeRunner | None = None, **changes: Any) -> Iterator[EngineThread]:
+def engine_thread(
+    runner: FakeRunner | None = None, *, idle_work: Iterable[None] = (), **changes: Any
+) -> Iterator[EngineThread]:
     bounds = limits(num_blocks=(400,), context_tokens=4096)
     runner = runner or FakeRunner((FULL,), (400,), vocab_size=VOCAB)
     loop = EngineLoop(Scheduler(bounds), runner, ByteTokenizer(), clock=time.monotonic, **changes)
-    thread = EngineThread(loop, FakeEngine().info, clock=time.monotonic)
+    thread = EngineThread(loop, FakeEngine().info, clock=time.monotonic, idle_work=idle_work)
     try:
         yield thread
     finally:
@@ -68,6 +70,44 @@ def test_thread_refuses_tokens_outside_the_vocabulary(changes: dict[str, Any], p
         assert isinstance(refused, Failed)
         assert (refused.kind, refused.param) == ("RequestError", param)
         assert isinstance(last(thread.submit(request("good"))), Completed)
+
+
+def test_thread_does_idle_work_piece_by_piece_and_requests_first() -> None:
+    first_is_done, may_go_on = threading.Event(), threading.Event()
+    runner = FakeRunner((FULL,), (400,), vocab_size=VOCAB)
+    steps_at = list[int]()
+
+    def pieces() -> Iterator[None]:
+        steps_at.append(runner.num_steps)
+        first_is_done.set()
+        may_go_on.wait(10)
+        yield
+        steps_at.append(runner.num_steps)
+        yield
+
+    with engine_thread(runner, idle_work=pieces()) as thread:
+        assert first_is_done.wait(10)
+        stream = thread.submit(request("asked"))
+        assert thread.has_idle_work
+        may_go_on.set()
+        assert isinstance(last(stream), Completed)
+        deadline = time.monotonic() + 10
+        while thread.has_idle_work and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert steps_at == [0, 4], "the request had four tokens to be computed first"
+
+
+def test_thread_goes_on_when_idle_work_fails(caplog: pytest.LogCaptureFixture) -> None:
+    def pieces() -> Iterator[None]:
+        raise RuntimeError("a kernel that does not compile")
+        yield
+
+    with engine_thread(idle_work=pieces()) as thread:
+        deadline = time.monotonic() + 10
+        while thread.has_idle_work and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert isinstance(last(thread.submit(request("asked"))), Completed)
+    assert "a kernel that does not compile" in caplog.text
 
 
 def test_thread_fails_only_the_request_whose_arrival_hits_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

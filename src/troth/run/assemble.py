@@ -7,6 +7,7 @@ comes in ready, from ``compose.py``. Read next: ``engine.py``, ``runner.py``.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from troth.run.grammar import RowGrammars
 from troth.run.graphs import MOST_DRAFTS
 from troth.run.memory_guard import MemoryGuard, memory_marks
 from troth.run.planned import Planned, max_samples, namespace_of, require_fit
-from troth.run.rehearsal import rehearse
+from troth.run.rehearsal import rehearsal
 from troth.run.runner import ModelRunner
 from troth.run.step_cost import StepCost, StepTrial
 from troth.run.warmup import warm_up
@@ -79,7 +80,6 @@ def assemble(
     planned, runner = loaded.planned, loaded.runner
     if not planned.resolved.is_cpu:
         progress("warming up", 1, 2)
-        _rehearse(planned, loaded)
         warm_up(runner, scheduler_limits(planned), tokenizer, pipeline_depth(_device(planned)))
     progress("warming up", 2, 2)
     scheduler = Scheduler(scheduler_limits(planned))
@@ -106,7 +106,7 @@ def assemble(
         return registry.fallbacks() + runner.downgrades + (() if disk is None else disk.downgrades) + memory.downgrades
 
     info = _info(planned, scheduler, load_s=time.monotonic() - started)
-    return EngineThread(loop, info, clock=time.monotonic, downgrades=downgrades)
+    return EngineThread(loop, info, clock=time.monotonic, downgrades=downgrades, idle_work=_rehearsal(planned, loaded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,18 +261,21 @@ def scheduler_limits(planned: Planned) -> SchedulerLimits:
     )
 
 
-def _rehearse(planned: Planned, loaded: Loaded) -> None:
-    """Have kernels compiled that some request would wait for otherwise."""
-    if launches_by_shapes():
-        rehearse(
-            loaded.model,
-            loaded.cache,
-            attention_groups(planned.specs),
-            max_rows=planned.plan.max_rows,
-            context_tokens=planned.plan.context_tokens,
-            step_tokens=planned.resolved.step_tokens,
-            device=_device(planned),
-        )
+def _rehearsal(planned: Planned, loaded: Loaded) -> Iterable[None]:
+    """Has kernels compiled that some request would wait for otherwise, bit by bit: all at load would take a
+    machine's first start beyond its 20 s.
+    """
+    if planned.resolved.is_cpu or not launches_by_shapes():
+        return ()
+    return rehearsal(
+        loaded.model,
+        loaded.cache,
+        attention_groups(planned.specs),
+        max_rows=planned.plan.max_rows,
+        context_tokens=planned.plan.context_tokens,
+        step_tokens=planned.resolved.step_tokens,
+        device=_device(planned),
+    )
 
 
 def _default_speculation(planned: Planned) -> Speculation:

@@ -1,4 +1,4 @@
-"""Steps of padding alone, computed before an engine takes requests, so that no request waits for a compiler.
+"""Steps of padding alone, computed while an engine has nothing else to do, so that no request waits for a compiler.
 
 A kernel is compiled anew for some numbers of tokens and rows, and for some widths of rows and tables. These steps go
 through all of them; the device finds nobody in them, and neither reads nor writes a cache.
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     """Tokens that the host is told of the first row; the device knows better."""
 
 
-def rehearse(
+def rehearsal(
     model: Model,
     cache: CacheStorage,
     groups: tuple[AttentionSpec, ...],
@@ -54,8 +54,8 @@ def rehearse(
     context_tokens: int,
     step_tokens: int,
     device: torch.device,
-) -> None:
-    """Have every kernel compiled that steps of a model launch, or loaded from where Triton keeps them.
+) -> Iterator[None]:
+    """Have every kernel compiled that steps of a model launch, or loaded from where Triton keeps them, step by step.
 
     Args:
         model: on ``device``.
@@ -69,18 +69,19 @@ def rehearse(
     batches = DeviceBatches(groups, max_rows, context_tokens, device)
     widths = table_widths(-(-context_tokens // BLOCK_TOKENS))
     most_logits = max(max_rows, min(max(DRAFT_WIDTHS) * max_rows, MOST_DRAFT_TOKENS))
-    with torch.inference_mode():
-        for step in steps(max_rows, (widths[0], widths[-1]), step_tokens):
-            inputs = batches.answer_inputs(step.rows, step.tokens, step.width)
-            if step.context:
-                inputs.starts[0], inputs.num_new[0] = max(0, min(step.context, context_tokens) - step.width), step.width
-            try:
+    for step in steps(max_rows, (widths[0], widths[-1]), step_tokens):
+        inputs = batches.answer_inputs(step.rows, step.tokens, step.width)
+        if step.context:
+            inputs.starts[0], inputs.num_new[0] = max(0, min(step.context, context_tokens) - step.width), step.width
+        try:
+            with torch.inference_mode():
                 hidden_TD = model.forward(batches.answer_batch(inputs, step.blocks), cache)
                 model.logits(hidden_TD[:most_logits])
-            except torch.OutOfMemoryError:
-                # Requests that need such a step are told so; others need not know.
-                _log.warning("a step of %d rows and %d tokens would not fit on the device", step.rows, step.tokens)
-                torch.cuda.empty_cache()
+        except torch.OutOfMemoryError:
+            # Requests that need such a step are told so; others need not know.
+            _log.warning("a step of %d rows and %d tokens would not fit on the device", step.rows, step.tokens)
+            torch.cuda.empty_cache()
+        yield
 
 
 def steps(max_rows: int, widths: tuple[int, int], step_tokens: int) -> Iterator[Step]:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -38,6 +38,7 @@ class EngineThread:
         info: what the engine is.
         clock: the loop's clock.
         downgrades: asked for each status.
+        idle_work: what the thread does, piece by piece, while there is no request.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class EngineThread:
         *,
         clock: Clock,
         downgrades: Callable[[], tuple[str, ...]] = tuple,
+        idle_work: Iterable[None] = (),
     ) -> None:
         self._loop = loop
         self._info = info
         self._clock = clock
         self._downgrades = downgrades
+        self._idle_work: Iterator[None] | None = iter(idle_work)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         """Reentrant, as is the gate: a dropped stream may be collected, and cancel, while this thread is in either."""
         self._gate = threading.RLock()
@@ -144,6 +147,11 @@ class EngineThread:
         await asyncio.to_thread(self.close)
 
     @property
+    def has_idle_work(self) -> bool:
+        """Whether something is left to do while there is no request."""
+        return self._idle_work is not None
+
+    @property
     def _is_elsewhere(self) -> bool:
         """Whether this is a fork of the engine's process: its thread is not here, and its locks may be held."""
         return os.getpid() != self._process_id
@@ -192,7 +200,7 @@ class EngineThread:
                     self._loop.cancel_idle_consumers()
                     self._loop.follow_memory()
                     next_check = self._clock() + IDLE_CHECK_S
-                if not busy:
+                if not busy and not self._work_idly():
                     self._take_commands(wait_s=IDLE_CHECK_S)
         except Exception as error:
             # A bug in the loop: fail every request with it rather than leave them waiting for ever.
@@ -202,6 +210,20 @@ class EngineThread:
             with self._gate:
                 self._closing = True
             self._end()
+
+    def _work_idly(self) -> bool:
+        """A piece of what waits for an idle engine; False when nothing is left of it."""
+        if self._idle_work is None:
+            return False
+        try:
+            next(self._idle_work)
+        except StopIteration:
+            self._idle_work = None
+        except Exception:
+            # Nobody asked for it, so nobody fails with it; a device that is lost fails the next step.
+            _log.exception("work of an idle engine failed; the rest of it is left out")
+            self._idle_work = None
+        return self._idle_work is not None
 
     def _take_commands(self, wait_s: float = 0.0) -> None:
         """Run what is queued; wait for the first command if there is none."""

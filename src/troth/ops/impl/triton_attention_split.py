@@ -224,7 +224,7 @@ def attend_split(
 ) -> None:
     """Attention of the first ``num_rows`` rows, which feed ``width`` tokens each at most, into ``out_THD``.
 
-    Kernels are of widths 1, 2, 4 and 8: few enough to be compiled before the first request (``run/rehearsal.py``).
+    Kernels are of widths 1, 2, 4 and 8: few enough to be compiled ahead of requests (``run/rehearsal.py``).
     """
     width = power_of_2(width)
     num_kv_heads, head_dim = kv.k_NKDS.shape[1], kv.k_NKDS.shape[2]
