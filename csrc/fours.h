@@ -1,12 +1,11 @@
 // Inputs as 8-bit integers, four to a lane, and their products with quants of up to six bits.
 //
-// What llama.cpp does, and what is asked for by name (ops/linear.py, `rounded_inputs`): 32 inputs share a float32 scale,
-// x = scale * code with |code| <= 127, off by at most half a scale, 0.4 % of the largest of them. As with 16 bits
-// (pairs.h), everything after that is exact but for one float32 sum per 32 inputs, and so the same for every number of
-// tokens; a processor multiplies twice as many at a time.
+// Asked for by name (ModelOptions.inputs): 32 inputs share a float32 scale, x = scale * code with |code| <= 127, off by at
+// most half a scale, 0.4 % of the largest of them. As with 16 bits (pairs.h), everything after that is exact but for one
+// float32 sum per 32 inputs, and so the same for every number of tokens; a processor multiplies twice as many at a time.
 //
-// AVX multiplies four bytes of a lane into two sums of 16 bits. A quant of four bits and a code make less than 15 * 127, so
-// that eight lots of two fit; of five bits four lots do, of six bits two. Such a chain is then added to sums of 32 bits.
+// AVX multiplies four bytes of a lane into two sums of 16 bits. A quant of four bits and a code make at most 15 * 127, so
+// that eight lots of two fit; of five bits four lots do, of six bits two. Such a chain is then added to 32-bit sums.
 //
 // Word 2 i + h of 8 holds inputs 4 i + 16 h and the three after it: the order in which quants leave their words (packed.h).
 #pragma once
@@ -39,7 +38,7 @@ typedef __m256i Chain;
 inline Chain chain(I quants, I codes) { return _mm256_maddubs_epi16((__m256i)quants, (__m256i)codes); }
 // In place: left to themselves, compilers make the products of all tokens first and keep sums in memory.
 inline Chain chain_add(Chain a, Chain b) {
-    asm("vpaddw %1, %0, %0" : "+x"(a) : "x"(b));
+    asm("vpaddw {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
     return a;
 }
 inline I chain_end(Chain a, I sum) {
@@ -64,16 +63,18 @@ inline Chain chain_add(Chain a, Chain b) { return a + b; }
 inline I chain_end(Chain a, I sum) { return sum + a; }
 #endif
 
-// What inputs are rounded to, one of two forms (the other is Pairs): WORDS words of codes for 32 inputs, PER of them for each of
-// four steps, the first half of these of inputs 0 .. 15.
+// Inputs as fours; see Pairs.
 struct Fours {
     typedef Rounded8 Tokens;
     typedef Chain Sum;
     static constexpr int WORDS = 8, PER = 2;
-    static constexpr int TILE = W == 16 ? 12 : W == 8 ? 6 : 3;
     // Steps that one chain of sums can take.
     template <class F>
-    static constexpr int steps() { return 32767 / (F::LARGEST * 254) >= 8 ? 4 : 2; }
+    static constexpr int steps() {
+        constexpr int per_step = (F::HALVES ? 1 : 2) * F::LARGEST * 254, most = 4 * per_step <= 32767 ? 4 : 2;
+        static_assert(most * per_step <= 32767, "a chain would overflow");
+        return most;
+    }
     template <class F>
     static void quants(const uint8_t* block, int s, int i, int l, I* out) {
         U planes[2];
@@ -110,7 +111,7 @@ inline void store_fours(int8_t* to, const V* codes) {  // W is 4
 
 inline void round_32(const float* x, Rounded8* out) {
     const Peak peak(x);
-    const float scale = peak.most * (1.0f / 127.0f);
+    const float scale = peak.most * (1.0f / 127.0f);  // in the order of ops/codes.py, to the last bit
     const V inverse = all(peak.counts() ? 1.0f / scale : 0.0f);
     alignas(V) V codes[32 / W];
     V halves[2] = {zero(), zero()};
@@ -120,13 +121,8 @@ inline void round_32(const float* x, Rounded8* out) {
     }
     store_fours(out->codes, codes);
     for (int h = 0; h < 2; h++) out->halves[h] = (int32_t)sum(halves[h]);
-    out->scale = peak.counts() ? scale : peak.finite ? 0.0f : NAN;
+    out->scale = peak.or_zero(scale);
     out->sum = out->scale * (float)(out->halves[0] + out->halves[1]);
-}
-
-template <class Tokens>
-inline void round_row(const float* x, int inputs, Tokens* out) {
-    for (int i = 0; i < inputs; i += 32) round_32(x + i, out++);
 }
 
 }  // namespace TROTH_ISA

@@ -2,7 +2,7 @@
 //
 // Three paths, each computing every (token, output) in an order that does not depend on the number of tokens, rows or
 // threads, so that a token's result never depends on its company:
-//   packed  quantised weights: products of 16-bit integers, products.h
+//   packed  quantised weights: products of integers of 16 or 8 bits, products.h
 //   dots    rows of numbers, few tokens: weights are read once from memory, float32
 //   panels  rows of numbers, many tokens: 16 or 32 outputs side by side make a panel that stays in cache; float32 here,
 //           products of bf16 numbers in panels16.h, there of quantised weights, too

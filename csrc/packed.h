@@ -66,6 +66,13 @@ inline void plane_pairs(U low, U high, I* out) {
     out[3] = (I)((high >> 8) & 0x00ff00ffu);
 }
 
+template <class F>
+inline void pairs_of_planes(const uint8_t* block, int s, int i, int lanes, I* out) {
+    U both[2];
+    F::planes(block, s, i, lanes, both);
+    plane_pairs(both[0], both[1], out);
+}
+
 inline void nibble_planes(const uint8_t* quants, int i, int lanes, U* out) {
     const U words = load_words(quants + 64 * i + 4 * W * lanes);
     out[0] = words & 0x0f0f0f0fu;
@@ -110,9 +117,7 @@ struct Packed5_0 : Layout<32, 1, 0, 1, 4> {
     static constexpr bool MINIMUM = false;
     static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
-        U both[2];
-        planes(block, s, i, lanes, both);
-        plane_pairs(both[0], both[1], out);
+        pairs_of_planes<Packed5_0>(block, s, i, lanes, out);
     }
     static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
         five_bit_planes(quants(block, s), high(block, s), i, lanes, out);
@@ -125,9 +130,7 @@ struct Packed5_1 : Layout<64, 1, 0, 1, 4> {
     static V scale(const uint8_t* block, int, int, int lanes) { return f16_at(block, lanes); }
     static V minimum(const uint8_t* block, int, int lanes) { return f16_at(block + 32, lanes); }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
-        U both[2];
-        planes(block, s, i, lanes, both);
-        plane_pairs(both[0], both[1], out);
+        pairs_of_planes<Packed5_1>(block, s, i, lanes, out);
     }
     static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
         five_bit_planes(quants(block, s), high(block, s), i, lanes, out);
@@ -171,9 +174,7 @@ struct Packed4_K : SubScales<0> {
 
 struct Packed5_K : SubScales<1> {
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
-        U both[2];
-        planes(block, s, i, lanes, both);
-        plane_pairs(both[0], both[1], out);
+        pairs_of_planes<Packed5_K>(block, s, i, lanes, out);
     }
     static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {
         five_bit_planes(quants(block, s), high(block, s), i, lanes, out);
@@ -188,9 +189,7 @@ struct Packed6_K : Layout<32, 8, 32, 2, 4> {
         return f16_at(block, lanes) * load_i8((const int8_t*)sub(block, s) + 16 * half + lanes * W);
     }
     static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
-        U both[2];
-        planes(block, s, i, lanes, both);
-        plane_pairs(both[0], both[1], out);
+        pairs_of_planes<Packed6_K>(block, s, i, lanes, out);
     }
     // Bits 8 b + 2 i and the next of a row's word h belong to input 4 i + b + 16 h.
     static void planes(const uint8_t* block, int s, int i, int lanes, U* out) {

@@ -91,7 +91,7 @@ struct Peak {
         finite = sum(wrong) == 0.0f;
     }
     bool counts() const { return finite && most > SMALLEST_INPUTS; }
-    float scale(float steps) const { return finite ? (most > SMALLEST_INPUTS ? most / steps : 0.0f) : NAN; }
+    float or_zero(float scale) const { return counts() ? scale : finite ? 0.0f : NAN; }
 };
 
 inline void round_32(const float* x, Rounded16* out) {
@@ -107,7 +107,7 @@ inline void round_32(const float* x, Rounded16* out) {
     }
     out->halves[0] = (int32_t)sum(low);
     out->halves[1] = (int32_t)sum(high);
-    out->scale = peak.scale(32767.0f);
+    out->scale = peak.or_zero(peak.most / 32767.0f);
     out->sum = out->scale * (float)(out->halves[0] + out->halves[1]);
 }
 
@@ -116,6 +116,28 @@ inline I lanes_of(const void* codes) {
     int32_t word;
     memcpy(&word, codes, 4);
     return I{} + word;
+}
+
+// What inputs are rounded to, one of two forms (the other is Fours, fours.h): WORDS words of codes for 32 inputs, PER of them
+// for each of four steps, the first half of these of inputs 0 .. 15.
+struct Pairs {
+    typedef Rounded16 Tokens;
+    typedef I Sum;
+    static constexpr int WORDS = 16, PER = 4;
+    // Steps whose products one Sum can take.
+    template <class F>
+    static constexpr int steps() { return 4; }
+    template <class F>
+    static void quants(const uint8_t* block, int s, int i, int l, I* out) { F::pairs(block, s, i, l, out); }
+    static I codes(const Rounded16& x, int word) { return lanes_of(x.codes + 2 * word); }
+    static I begin(I sum) { return sum; }
+    static I add(I sum, I codes, I quants) { return dot(codes, quants, sum); }
+    static I end(I sum, I) { return sum; }
+};
+
+template <class Tokens>
+inline void round_row(const float* x, int inputs, Tokens* out) {
+    for (int i = 0; i < inputs; i += 32) round_32(x + i, out++);
 }
 
 }  // namespace TROTH_ISA

@@ -1,8 +1,9 @@
 // Products of rounded inputs (pairs.h, fours.h) with quantised weights (packed.h), one group of 16 rows at a time.
 //
 // A result is, for every 32 inputs in order (every 16 where halves have scales of their own),
-// total = fma(scale of weights * scale of inputs, integer sum, total), then the minimum times the inputs' sum, if any. Integer sums are exact, so that a (token, output) has the same bits however many tokens
-// there are, whichever tile they fall into and whether quants went through memory.
+// total = fma(scale of weights * scale of inputs, integer sum, total), then the minimum times the inputs' sum, if any.
+// Integer sums are exact, so that a (token, output) has the same bits however many tokens there are, whichever tile they
+// fall into and whether quants went through memory.
 #pragma once
 
 #include <algorithm>
@@ -37,21 +38,7 @@ struct Header {
     }
 };
 
-// Inputs as pairs; the other form is Fours (fours.h).
-struct Pairs {
-    typedef Rounded16 Tokens;
-    typedef I Sum;
-    static constexpr int WORDS = 16, PER = 4;
-    static constexpr int TILE = W == 16 ? 12 : W == 8 ? 6 : 3;  // tokens whose sums stay in registers
-    template <class F>
-    static constexpr int steps() { return 4; }
-    template <class F>
-    static void quants(const uint8_t* block, int s, int i, int l, I* out) { F::pairs(block, s, i, l, out); }
-    static I codes(const Rounded16& x, int word) { return lanes_of(x.codes + 2 * word); }
-    static I begin(I sum) { return sum; }
-    static I add(I sum, I codes, I quants) { return dot(codes, quants, sum); }
-    static I end(I sum, I) { return sum; }
-};
+constexpr int TILE = W == 16 ? 12 : W == 8 ? 6 : 3;  // tokens whose sums stay in registers
 
 // The integer that the sum of one half, or of both, begins with: what quants count from.
 template <class F, class Tokens>
@@ -176,7 +163,7 @@ inline void meet_tile(int size, const Decoded<F, X>* decoded, int span, const ty
 
 // How many times 32 inputs are decoded before tokens meet them: what stays in the first level of cache beside a tile. With
 // few tokens memory is the limit, and decoding has to ask it for more all the time, not in bursts.
-constexpr int LONGEST_SPAN = 16, SHORTEST_SPAN = 2, FEW_TOKENS = W == 16 ? 48 : W == 8 ? 24 : 12;
+constexpr int LONGEST_SPAN = 16, SHORTEST_SPAN = 2, FEW_TOKENS = 4 * TILE;
 // Bytes of inputs that are met by one group after the other: what stays in the second level.
 constexpr size_t MET_BYTES = 256 * 1024;
 
@@ -184,7 +171,7 @@ constexpr size_t MET_BYTES = 256 * 1024;
 template <class F, class X>
 void decoded_group(const uint8_t* w, const typename X::Tokens* const* tokens, int count, int inputs,
                    Decoded<F, X>* decoded, V (*total)[LANE_VECTORS]) {
-    const int tiles = (count + X::TILE - 1) / X::TILE, size = count / tiles, larger = count % tiles;
+    const int tiles = (count + TILE - 1) / TILE, size = count / tiles, larger = count % tiles;
     for (int t = 0; t < count; t++)
         for (int l = 0; l < LANE_VECTORS; l++) total[t][l] = zero();
     const int longest = count <= FEW_TOKENS ? SHORTEST_SPAN : LONGEST_SPAN;
@@ -194,7 +181,7 @@ void decoded_group(const uint8_t* w, const typename X::Tokens* const* tokens, in
             decoded[s].read(w + (size_t)((at + s) * 32 / F::BLOCK) * F::BYTES, (at + s) * 32 % F::BLOCK / 32);
         for (int i = 0, t = 0; i < tiles; i++) {
             const int here = size + (i < larger);
-            meet_tile<F, X, X::TILE>(here, decoded, span, tokens + t, at, total + t);
+            meet_tile<F, X, TILE>(here, decoded, span, tokens + t, at, total + t);
             t += here;
         }
     }
@@ -209,7 +196,7 @@ void packed_rows(const uint8_t* w, size_t group_bytes, int groups, const typenam
     };
     static thread_local std::vector<Decoded<F, X>> decoded(LONGEST_SPAN);
     static thread_local std::vector<Total> totals;
-    const int most = std::max(X::TILE, (int)(MET_BYTES / (sizeof(typename X::Tokens) * (inputs / 32))));
+    const int most = std::max(TILE, (int)(MET_BYTES / (sizeof(typename X::Tokens) * (inputs / 32))));
     if (totals.size() < (size_t)most) totals.resize(most);
     auto total = (V (*)[LANE_VECTORS])totals.data();
     Decoded<F, X>* const scratch = decoded.data();

@@ -31,8 +31,15 @@ class ScriptedThread:
         self.requests: list[Request] = []
         self.num_cancelled = 0
         self.is_closed = False
+        self.num_idle_pieces = 2
+        """Left to do: one fewer each time that somebody asks."""
         self._script = script
         self._on_event = on_event
+
+    @property
+    def has_idle_work(self) -> bool:
+        self.num_idle_pieces -= 1
+        return self.num_idle_pieces >= 0
 
     def submit(self, request: Request, *, whole: bool = False) -> ScriptedStream:
         self.requests.append(request)

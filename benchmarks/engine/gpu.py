@@ -72,9 +72,9 @@ def main() -> None:
     )
     with troth.Engine.open(arguments.model, model_options=options, engine_options=serving) as engine:
         figures["load_s"] = time.perf_counter() - began
-        while not engine.is_warm:
+        while not engine.has_rehearsed:
             time.sleep(0.1)
-        figures["warm_s"] = time.perf_counter() - began
+        figures["rehearsed_s"] = time.perf_counter() - began
         # As the server's engine process does: Python looks through modules and weights for garbage no more.
         gc.collect()
         gc.freeze()

@@ -44,7 +44,7 @@ def main() -> None:
         engine_options=EngineOptions(max_rows=arguments.rows, max_waiting=arguments.requests),
     ) as engine:
         draw = random.Random(0)
-        while not engine.is_warm:
+        while not engine.has_rehearsed:
             time.sleep(0.1)
         for part in range(PARTS):
             serve(engine, draw, arguments.requests // PARTS)

@@ -83,8 +83,11 @@ class Engine:
         return self._thread.info.plan
 
     @property
-    def is_warm(self) -> bool:
-        """Whether a GPU's kernels are all compiled; until then the engine does it while no request runs."""
+    def has_rehearsed(self) -> bool:
+        """Whether a GPU's kernels for the model's steps are compiled, which is done while there is no request.
+
+        A rehearsal that failed is over, too, and among ``status().downgrades``. Drafting models are not part of it.
+        """
         return not self._thread.has_idle_work
 
     def status(self) -> EngineStatus:

@@ -98,7 +98,7 @@ class RequestBuilder:
             _require_names(template_variables)
         terms, capabilities = read_terms(options), self._text.capabilities
         terms.require_served(capabilities)
-        if (field := terms.idle_effort(capabilities)) is not None:
+        if (field := terms.untaken_effort(capabilities)) is not None:
             raise CapabilityUnavailable(field, "this model's template takes none; leave it out", param=field)
         return terms, terms.variables(capabilities) | dict(template_variables or {})
 

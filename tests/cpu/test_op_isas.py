@@ -177,8 +177,13 @@ def test_parts_that_round_inputs_lie_beside_parts_that_do_not(isa: str, num_toke
         return linear.implementations["cpu"].run(x_TI, weight, None, num_exact)
 
     got, want = on(isa, compute), linear.reference(x_TI, RawLinearWeight(parts))
-    dtype = torch.bfloat16 if isa in ("amx", "avx512bf16") and num_exact else torch.float32
-    assert linear.tolerances[dtype].holds(got, want).all()
+    if isa in ("amx", "avx512bf16") and num_exact:
+        assert linear.tolerances[torch.bfloat16].holds(got, want).all()
+        # Exact tokens, and parts that round their inputs, never go through bf16.
+        kept = torch.ones_like(got, dtype=torch.bool)
+        kept[num_exact:, 32:64] = kept[num_exact:, 96:] = False
+        got, want = got[kept], want[kept]
+    assert_close(linear, got, want)
 
 
 @pytest.mark.parametrize("isa", NAMES[1:])

@@ -72,7 +72,7 @@ def test_requests_of_any_length_compile_no_kernel(
         model_options=options,
         engine_options=EngineOptions(max_rows=ROWS, kv_memory_bytes=2**28, **engine),
     ) as served:
-        while not served.is_warm:
+        while not served.has_rehearsed:
             time.sleep(0.1)
         before = compiled()
         for number, count in enumerate((1, 2, 3, 5, 9, 17, ROWS, 40)):

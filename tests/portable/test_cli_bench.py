@@ -34,6 +34,7 @@ def test_bench_measures_every_figure_as_often_as_it_is_told(
     ]
     assert all(len(figure["tokens_per_s"]) == 2 for figure in value["figures"])
     assert value["speculation"] == []
+    assert opener.thread.num_idle_pieces < 0, "kernels were still to be compiled"
     asked = opener.thread.requests
     assert [len(one.prompt_ids) for one in asked] == [16, 100, 16, 16, 16] * 3
     assert all(one.max_tokens == 10 and not one.prompt_cache and one.sampling.is_greedy for one in asked)

@@ -128,6 +128,16 @@ def test_resolve_takes_an_fp8_cache_where_the_gpu_knows_it() -> None:
         resolve(replace(fp8, device="cuda:1"), EngineOptions(), WITH_GPUS)
 
 
+def test_resolve_takes_rounded_inputs_on_a_cpu_in_float32() -> None:
+    decided = resolve(ModelOptions(inputs="int8", device="cpu"), EngineOptions(), CPU_ONLY)
+    assert decided.inputs == "int8"
+    assert any("inputs of quantised layers in int8" in reason for reason in decided.decisions)
+    with pytest.raises(OptionError, match="inputs int8 computes in float32, not bfloat16"):
+        resolve(ModelOptions(inputs="int8", device="cpu", dtype="bfloat16"), EngineOptions(), CPU_ONLY)
+    with pytest.raises(OptionError, match="inputs int8 is for CPUs, not cuda:0"):
+        resolve(ModelOptions(inputs="int8", device="cuda:0"), EngineOptions(), WITH_GPUS)
+
+
 def test_resolve_takes_fp8_weights_where_the_gpu_computes_in_bfloat16() -> None:
     fp8 = ModelOptions(weights="fp8")
     decided = resolve(fp8, EngineOptions(), WITH_GPUS)

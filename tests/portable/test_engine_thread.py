@@ -21,6 +21,7 @@ from troth.contracts.plan import StepPlan
 from troth.contracts.request import Request
 from troth.contracts.sampling import SamplingParams
 from troth.errors import DeviceError, DeviceLost, StreamProtocol
+from troth.run import worker
 from troth.run.engine import EngineLoop
 from troth.run.stream import EventChannel, RequestStream
 from troth.run.worker import EngineThread
@@ -72,7 +73,8 @@ def test_thread_refuses_tokens_outside_the_vocabulary(changes: dict[str, Any], p
         assert isinstance(last(thread.submit(request("good"))), Completed)
 
 
-def test_thread_does_idle_work_piece_by_piece_and_requests_first() -> None:
+def test_thread_does_idle_work_piece_by_piece_and_requests_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "REST_S", 0.0)
     first_is_done, may_go_on = threading.Event(), threading.Event()
     runner = FakeRunner((FULL,), (400,), vocab_size=VOCAB)
     steps_at = list[int]()
@@ -97,7 +99,26 @@ def test_thread_does_idle_work_piece_by_piece_and_requests_first() -> None:
         assert steps_at == [0, 4], "the request had four tokens to be computed first"
 
 
-def test_thread_goes_on_when_idle_work_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_thread_begins_no_idle_work_right_after_its_start_or_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "REST_S", 60.0)
+    begun = list[str]()
+
+    def pieces() -> Iterator[None]:
+        begun.append("too early")
+        yield
+
+    with engine_thread(idle_work=pieces()) as thread:
+        for name in ("first", "second"):
+            assert isinstance(last(thread.submit(request(name))), Completed)
+        assert thread.status_now().num_steps > 0
+        assert not begun
+        assert thread.has_idle_work
+    assert not thread.has_idle_work, "it may hold the weights"
+
+
+def test_thread_goes_on_when_idle_work_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(worker, "REST_S", 0.0)
+
     def pieces() -> Iterator[None]:
         raise RuntimeError("a kernel that does not compile")
         yield
@@ -107,6 +128,7 @@ def test_thread_goes_on_when_idle_work_fails(caplog: pytest.LogCaptureFixture) -
         while thread.has_idle_work and time.monotonic() < deadline:
             time.sleep(0.01)
         assert isinstance(last(thread.submit(request("asked"))), Completed)
+        assert any("work of an idle engine failed" in text for text in thread.status_now().downgrades)
     assert "a kernel that does not compile" in caplog.text
 
 

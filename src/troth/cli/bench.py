@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 PROMPT_TOKENS: Final = 512
 TOKENS: Final = 64
 REPETITIONS: Final = 3
+POLL_S: Final = 0.05
 _NUMBERS: Final = (1, 2)
 
 
@@ -39,6 +41,9 @@ def run(args: Namespace, terminal: Terminal) -> int:
     with session(args, terminal, check) as engine:
         info = engine.info
         _require_room(prompt_tokens, num_tokens, info.context_tokens)
+        with Progress(terminal, "compiling kernels"):
+            while not engine.has_rehearsed:
+                time.sleep(POLL_S)
         with Progress(terminal, "measuring") as progress:
             total, done = num_runs(rows, repetitions), 0
 
@@ -67,6 +72,9 @@ def run(args: Namespace, terminal: Terminal) -> int:
         terminal.line(json.dumps(_json(info, figures, drafted), indent=2, ensure_ascii=False))
         return DONE
     numbers = f"computing in {info.dtype} with a KV cache in {info.kv_dtype}"
+    numbers += "".join(
+        f", {what} in {form}" for what, form in (("weights", info.weights), ("inputs", info.inputs)) if form
+    )
     terminal.line(f"{info.model}: {info.family} on {info.device}, {numbers}; loaded in {info.load_s:.1f} s")
     terminal.line("")
     shown = [*figures, *(figure for one in drafted for figure in (one.off, one.drafted))]
@@ -117,6 +125,8 @@ def _json(info: EngineInfo, figures: list[Figure], drafted: list[DraftedFigure])
         "device": info.device,
         "dtype": info.dtype,
         "kv_dtype": info.kv_dtype,
+        "weights": info.weights,
+        "inputs": info.inputs,
         "load_s": info.load_s,
         "figures": [{"name": figure.name, "tokens_per_s": figure.tokens_per_s} for figure in figures],
         "speculation": [

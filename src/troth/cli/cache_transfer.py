@@ -15,10 +15,11 @@ from troth import compose
 from troth.cli import flags
 from troth.cli.json_operand import read_json
 from troth.cli.quantity import bytes_text
+from troth.contracts.bounds import shown_json
 from troth.contracts.counted import counted
 from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OptionError, RequestError
-from troth.serve.fields import Fields, shown
+from troth.serve.fields import Fields
 from troth.serve.prefixes import prefix_ids
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _prompt(path: Path) -> dict[str, Any]:
     """What a file says of a prompt. Raises OptionError, naming the file."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise OptionError(f"{path}: must be an object with messages or a prompt, not {shown(value)}")
+        raise OptionError(f"{path}: must be an object with messages or a prompt, not {shown_json(value)}")
     return value
 
 

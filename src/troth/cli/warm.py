@@ -13,11 +13,12 @@ from typing import Any
 
 from troth.cli.json_operand import read_json
 from troth.cli.terminal import Terminal
+from troth.contracts.bounds import shown_json
 from troth.contracts.counted import counted
 from troth.contracts.names import RequestId
 from troth.errors import DeviceError, OptionError, RequestError
 from troth.serve.errors import EngineFailure
-from troth.serve.fields import Fields, shown
+from troth.serve.fields import Fields
 from troth.serve.model import ModelList, Prompts, ServedModel
 from troth.serve.prefixes import prefix_ids, read_prefix, warm
 
@@ -33,13 +34,13 @@ class WarmFile:
         self._path = path
         value = read_json(Path(path).expanduser())
         if not isinstance(value, list):
-            raise OptionError(f"{path}: must be a list of prefixes, not {shown(value)}")
+            raise OptionError(f"{path}: must be a list of prefixes, not {shown_json(value)}")
         if not value:
             raise OptionError(f"{path}: must be a list with at least one prefix")
         self._entries: list[dict[str, Any]] = []
         for number, entry in enumerate(value):
             if not isinstance(entry, dict) or not entry.keys() & {"messages", "prompt"}:
-                raise self._wrong(number, f"must be an object with messages or a prompt, not {shown(entry)}")
+                raise self._wrong(number, f"must be an object with messages or a prompt, not {shown_json(entry)}")
             self._entries.append(entry)
 
     def check(self, models: Sequence[ServedModel], prompts: Prompts) -> None:

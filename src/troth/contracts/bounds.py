@@ -5,6 +5,7 @@ Read next: ``sampling.py`` and ``request.py``, which check themselves with these
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Final
 
@@ -61,10 +62,11 @@ def shown(value: object) -> str:
 
 def shown_json(value: object) -> str:
     """The same of a value that callers write as JSON: ``null`` and not ``None``, an object and not a dict."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if isinstance(value, str):
+        text = json.dumps(value[:_SHOWN], ensure_ascii=False)
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, Mapping):
         return "an object"
     return "an array" if isinstance(value, list | tuple) else shown(value)

@@ -56,6 +56,10 @@ class EngineInfo:
     pipeline_depth: int
     plan: MemoryPlan
     load_s: float
+    weights: str | None = None
+    """What matrices of layers are rounded to; None: they are as the artifact holds them."""
+    inputs: str | None = None
+    """What quantised matrices of layers have their inputs rounded to, as an option; None: the kernels decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class Placement:
     weights: Weights | None = None
     """What matrices of layers are rounded to; None: they stay as the artifact holds them."""
     inputs: Inputs | None = None
-    """What quantised matrices of layers have their inputs rounded to; None: they take them as they are."""
+    """What quantised matrices of layers have their inputs rounded to; None: to whatever the provider does."""
 
 
 class FamilyConfig(Protocol):

@@ -261,12 +261,12 @@ def scheduler_limits(planned: Planned) -> SchedulerLimits:
     )
 
 
-def _rehearsal(planned: Planned, loaded: Loaded) -> Iterable[None]:
+def _rehearsal(planned: Planned, loaded: Loaded) -> Iterable[None] | None:
     """Has kernels compiled that some request would wait for otherwise, bit by bit: all at load would take a
     machine's first start beyond its 20 s.
     """
     if planned.resolved.is_cpu or not launches_by_shapes():
-        return ()
+        return None
     return rehearsal(
         loaded.model,
         loaded.cache,
@@ -342,6 +342,8 @@ def _info(planned: Planned, scheduler: Scheduler, *, load_s: float) -> EngineInf
         device=resolved.device,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
+        weights=resolved.weights,
+        inputs=resolved.inputs,
         pipeline_depth=pipeline_depth(_device(planned)),
         plan=memory,
         load_s=load_s,

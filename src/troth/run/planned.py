@@ -101,7 +101,9 @@ def plan_model(
     """
     recognised = recognise(artifact)
     if head.refusal is None and model.inputs is not None:
-        raise OptionError("inputs int8 has no certificate for a draft head: leave out one of the two")
+        raise OptionError(
+            "inputs int8 has no certificate for a draft head: leave it out, or mtp where drafts come from"
+        )
     if head.refusal is None:
         recognised = recognised.with_draft_head()
     resolved = resolve(model, engine, facts)

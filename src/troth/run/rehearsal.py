@@ -17,6 +17,7 @@ from troth.cache.storage import CacheStorage
 from troth.contracts.cache_spec import AttentionSpec
 from troth.contracts.names import BLOCK_TOKENS
 from troth.models.family import Model
+from troth.nn.batch import Batch
 from troth.run.device_batch import DeviceBatches
 from troth.run.graphs import DRAFT_WIDTHS, MOST_DRAFT_TOKENS, table_widths
 
@@ -73,15 +74,26 @@ def rehearsal(
         inputs = batches.answer_inputs(step.rows, step.tokens, step.width)
         if step.context:
             inputs.starts[0], inputs.num_new[0] = max(0, min(step.context, context_tokens) - step.width), step.width
-        try:
-            with torch.inference_mode():
-                hidden_TD = model.forward(batches.answer_batch(inputs, step.blocks), cache)
-                model.logits(hidden_TD[:most_logits])
-        except torch.OutOfMemoryError:
-            # Requests that need such a step are told so; others need not know.
-            _log.warning("a step of %d rows and %d tokens would not fit on the device", step.rows, step.tokens)
+        if not _fits(model, cache, batches.answer_batch(inputs, step.blocks), most_logits):
+            # Here, where nothing holds what the step had got.
             torch.cuda.empty_cache()
+            _log.warning(
+                "the device has no memory for a step of %d rows and %d tokens now; requests that come to need one end "
+                "with OutOfMemory: lower max_rows or step_tokens, or free memory of the device",
+                step.rows,
+                step.tokens,
+            )
         yield
+
+
+def _fits(model: Model, cache: CacheStorage, batch: Batch, most_logits: int) -> bool:
+    """Compute a step; False when the device has no memory for it."""
+    try:
+        with torch.inference_mode():
+            model.logits(model.forward(batch, cache)[:most_logits])
+    except torch.OutOfMemoryError:
+        return False
+    return True
 
 
 def steps(max_rows: int, widths: tuple[int, int], step_tokens: int) -> Iterator[Step]:

@@ -28,6 +28,8 @@ _log = logging.getLogger("troth")
 
 IDLE_CHECK_S: Final = 0.5
 """How often held requests are checked for consumers that went away."""
+REST_S: Final = 2.0
+"""So long after the last step idle work begins: a request that follows another, or the start, must not wait for it."""
 
 
 class EngineThread:
@@ -38,7 +40,7 @@ class EngineThread:
         info: what the engine is.
         clock: the loop's clock.
         downgrades: asked for each status.
-        idle_work: what the thread does, piece by piece, while there is no request.
+        idle_work: what the thread does, piece by piece, while there is no step to compute; None: nothing.
     """
 
     def __init__(
@@ -48,13 +50,14 @@ class EngineThread:
         *,
         clock: Clock,
         downgrades: Callable[[], tuple[str, ...]] = tuple,
-        idle_work: Iterable[None] = (),
+        idle_work: Iterable[None] | None = None,
     ) -> None:
         self._loop = loop
         self._info = info
         self._clock = clock
         self._downgrades = downgrades
-        self._idle_work: Iterator[None] | None = iter(idle_work)
+        self._idle_work: Iterator[None] | None = iter(idle_work) if idle_work is not None else None
+        self._idle_failure: str | None = None
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         """Reentrant, as is the gate: a dropped stream may be collected, and cancel, while this thread is in either."""
         self._gate = threading.RLock()
@@ -115,12 +118,12 @@ class EngineThread:
         ready = threading.Event()
 
         def ask() -> None:
-            answer.append(self._loop.status("ready", self._downgrades()))
+            answer.append(self._loop.status("ready", self._all_downgrades()))
             ready.set()
 
         if not self._post(ask):
             state = "failed" if self._failure else "closed"
-            return self._loop.status(state, self._downgrades())
+            return self._loop.status(state, self._all_downgrades())
         if not ready.wait(timeout_s):
             raise DeviceError(f"the engine did not answer within {timeout_s:g} s")
         return answer[0]
@@ -148,8 +151,11 @@ class EngineThread:
 
     @property
     def has_idle_work(self) -> bool:
-        """Whether something is left to do while there is no request."""
+        """Whether something is left to do while there is no step to compute."""
         return self._idle_work is not None
+
+    def _all_downgrades(self) -> tuple[str, ...]:
+        return self._downgrades() + (() if self._idle_failure is None else (self._idle_failure,))
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -191,7 +197,8 @@ class EngineThread:
         return True
 
     def _run(self) -> None:
-        next_check = self._clock() + IDLE_CHECK_S
+        last_step = self._clock()
+        next_check = last_step + IDLE_CHECK_S
         try:
             while not self._closing:
                 self._take_commands()
@@ -200,7 +207,9 @@ class EngineThread:
                     self._loop.cancel_idle_consumers()
                     self._loop.follow_memory()
                     next_check = self._clock() + IDLE_CHECK_S
-                if not busy and not self._work_idly():
+                if busy:
+                    last_step = self._clock()
+                elif self._clock() < last_step + REST_S or not self._work_idly():
                     self._take_commands(wait_s=IDLE_CHECK_S)
         except Exception as error:
             # A bug in the loop: fail every request with it rather than leave them waiting for ever.
@@ -209,6 +218,7 @@ class EngineThread:
         finally:
             with self._gate:
                 self._closing = True
+            self._idle_work = None  # it may hold the weights
             self._end()
 
     def _work_idly(self) -> bool:
@@ -219,9 +229,12 @@ class EngineThread:
             next(self._idle_work)
         except StopIteration:
             self._idle_work = None
-        except Exception:
+        except Exception as error:
             # Nobody asked for it, so nobody fails with it; a device that is lost fails the next step.
-            _log.exception("work of an idle engine failed; the rest of it is left out")
+            _log.exception("work of an idle engine failed")
+            self._idle_failure = (
+                f"work of an idle engine failed ({error!r}): kernels may be compiled while requests wait"
+            )
             self._idle_work = None
         return self._idle_work is not None
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
+from troth.contracts.bounds import mistyped_json, shown_json
 from troth.errors import RequestError
 
 _LONE_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-_SHOWN: Final = 80
 INT64: Final = 2**63 - 1
 
 
@@ -28,7 +28,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
         hint = " (an escaped surrogate without its partner?)" if _LONE_SURROGATE.search(body) else ""
         raise RequestError(f"the body is not valid JSON: {error}{hint}", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise RequestError(f"the body must be a JSON object, not {shown(value)}", code="invalid_type")
+        raise RequestError(f"the body must be a JSON object, not {shown_json(value)}", code="invalid_type")
     return value
 
 
@@ -74,7 +74,7 @@ class Fields:
             raise self._mistyped(field, "an integer", value)
         if not low <= value <= high:
             limits = f"at least {low}" if high == INT64 and value < low else f"between {low} and {high}"
-            raise RequestError(f"{self.name(field)} must be {limits}, not {shown(value)}", param=self.name(field))
+            raise RequestError(f"{self.name(field)} must be {limits}, not {shown_json(value)}", param=self.name(field))
         return value
 
     def number(self, field: str) -> float | None:
@@ -85,7 +85,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._mistyped(field, "a number", value)
         if abs(value) > INT64:
-            raise RequestError(f"{self.name(field)} is out of range: {shown(value)}", param=self.name(field))
+            raise RequestError(f"{self.name(field)} is out of range: {shown_json(value)}", param=self.name(field))
         return float(value)
 
     def array(self, field: str) -> list[Any] | None:
@@ -130,24 +130,9 @@ class Fields:
         return [self.name(field) for field in self._values if field not in self._asked]
 
     def _mistyped(self, field: str, wanted: str, value: Any) -> RequestError:
-        return mistyped(self.name(field), wanted, value)
-
-
-def mistyped(name: str, wanted: str, value: Any) -> RequestError:
-    """The error of a value of the wrong JSON type."""
-    return RequestError(f"{name} must be {wanted}, not {shown(value)}", param=name, code="invalid_type")
+        return mistyped_json(self.name(field), wanted, value)
 
 
 def missing(name: str) -> RequestError:
     """The error of a field that must be there."""
     return RequestError(f"{name} is required", param=name, code="missing_required_parameter")
-
-
-def shown(value: Any) -> str:
-    """A value for an error message: its JSON text, cut short."""
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "an array"
-    if isinstance(value, str):
-        value = value[: _SHOWN + 1]
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from troth.contracts.bounds import mistyped_json
 from troth.contracts.grammar import Grammar, GrammarKind
 from troth.errors import CapabilityUnavailable, RequestError
-from troth.serve.fields import Fields, mistyped
+from troth.serve.fields import Fields
 from troth.text.response_format import grammar_from, read_response_format, schema_grammar
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _schema(fields: Fields, field: str) -> Wanted | None:
     if isinstance(value, str):
         return Wanted(grammar_from(param, kind="json_schema", source=value), param)
     if not isinstance(value, dict | bool):
-        raise mistyped(param, "a schema, or its JSON text", value)
+        raise mistyped_json(param, "a schema, or its JSON text", value)
     return Wanted(schema_grammar(value, strict=False, param=param), param)
 
 
@@ -107,5 +108,5 @@ def _choice(fields: Fields, field: str) -> Wanted | None:
     if values is None:
         return None
     if other := [value for value in values if not isinstance(value, str)]:
-        raise mistyped(param, "an array of strings", other[0])
+        raise mistyped_json(param, "an array of strings", other[0])
     return Wanted(grammar_from(param, kind="choice", choices=tuple(values)), param)

@@ -57,7 +57,7 @@ def read_chat(fields: Fields, models: ModelList) -> Generation:
     terms = read_terms(fields)
     chat = ChatModel(model.capabilities, model.tokenizer, model.calls)
     unchecked = terms.require_served(model.capabilities)
-    if (effort := terms.idle_effort(model.capabilities)) is not None:
+    if (effort := terms.untaken_effort(model.capabilities)) is not None:
         # Clients send it to every model, so it is no reason to refuse one that knows nothing of it; it is told.
         unchecked += (f"{effort}: this model's template takes none",)
     asked = terms.variables(model.capabilities) | dict(variables.items() if variables else ())

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
+from troth.contracts.bounds import mistyped_json
 from troth.contracts.events import Completed, Segment
 from troth.contracts.sampling import MAX_TOP_LOGPROBS
 from troth.contracts.tools import ToolCallDelta
 from troth.errors import RequestError, StreamProtocol
-from troth.serve.fields import Fields, missing, mistyped
+from troth.serve.fields import Fields, missing
 from troth.serve.logprobs import LegacyLogprobs
 from troth.serve.model import ModelList, Prompt, Prompts, ServedModel
 from troth.serve.reply import Answer, Generation, RecordHead, encode, engine_requests, require_usable
@@ -161,7 +162,7 @@ def _prompts(fields: Fields, prompts: Prompts) -> Iterator[Prompt]:
         yield prompts.completion(value)
         return
     if not isinstance(value, list):
-        raise mistyped("prompt", "a string, an array of strings, or token ids", value)
+        raise mistyped_json("prompt", "a string, an array of strings, or token ids", value)
     if not value:
         raise RequestError("prompt must not be empty", param="prompt")
     if isinstance(value[0], int):
@@ -178,11 +179,11 @@ def _prompt(value: Any, name: str, prompts: Prompts) -> Prompt:
         return prompts.completion(value)
     if isinstance(value, list):
         return _token_prompt(value, name, prompts)
-    raise mistyped(name, "a string or an array of token ids", value)
+    raise mistyped_json(name, "a string or an array of token ids", value)
 
 
 def _token_prompt(ids: list[Any], name: str, prompts: Prompts) -> Prompt:
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise mistyped(name, "an array of token ids alone", token_id)
+            raise mistyped_json(name, "an array of token ids alone", token_id)
     return prompts.token_ids(ids)

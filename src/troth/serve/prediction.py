@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+from troth.contracts.bounds import mistyped_json, shown_json
 from troth.contracts.events import Completed
 from troth.contracts.speculation import Speculation
 from troth.errors import RequestError
-from troth.serve.fields import Fields, missing, mistyped, shown
+from troth.serve.fields import Fields, missing
 from troth.serve.model import Tokenizer
 
 
@@ -24,7 +25,7 @@ def read_prediction(fields: Fields, tokenizer: Tokenizer) -> Speculation | None:
         return None
     kind = prediction.text("type")
     if kind not in (None, "content"):
-        raise RequestError(f"prediction.type must be content, not {shown(kind)}", param=prediction.name("type"))
+        raise RequestError(f"prediction.type must be content, not {shown_json(kind)}", param=prediction.name("type"))
     text = _text(prediction)
     predicted_ids = tuple(tokenizer.encode(text, add_special=False)) if text else ()
     # Where the answer differs, what it repeats may be in the prompt, too.
@@ -68,12 +69,12 @@ def _text(prediction: Fields) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise mistyped(name, "a string or an array of text parts", content)
+        raise mistyped_json(name, "a string or an array of text parts", content)
     return "".join(_part(part, f"{name}[{index}]") for index, part in enumerate(content))
 
 
 def _part(part: Any, name: str) -> str:
     if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise mistyped(name, 'an object {"type": "text", "text": ...}', part)
+        raise mistyped_json(name, 'an object {"type": "text", "text": ...}', part)
     text: str = part["text"]
     return text

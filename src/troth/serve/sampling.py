@@ -10,10 +10,11 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from troth.contracts.bounds import mistyped_json
 from troth.contracts.sampling import SamplingParams
 from troth.contracts.speculation import Speculation
 from troth.errors import RequestError
-from troth.serve.fields import INT64, Fields, mistyped
+from troth.serve.fields import INT64, Fields
 from troth.serve.grammar import Wanted, read_grammar
 from troth.serve.model import ServedModel
 
@@ -116,7 +117,7 @@ def _stop(fields: Fields) -> tuple[str, ...]:
         return ()
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise mistyped(fields.name("stop"), "a string or an array of strings", value)
+        raise mistyped_json(fields.name("stop"), "a string or an array of strings", value)
     if len(stops) > MAX_STOPS:
         raise RequestError(f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed", param="stop")
     for stop in stops:

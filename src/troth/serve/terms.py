@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
+from troth.contracts.bounds import mistyped_json, shown_json
 from troth.contracts.capabilities import ThinkingMode
 from troth.errors import RequestError
-from troth.serve.fields import Fields, mistyped, shown
+from troth.serve.fields import Fields
 from troth.text.chat_terms import ChatTerms, Thinking
 from troth.text.tool_request import read_policy
 
@@ -23,7 +24,7 @@ def read_terms(fields: Fields) -> ChatTerms:
     """The terms of one chat. Raises RequestError."""
     choice = fields.raw("tool_choice")
     if choice is not None and not isinstance(choice, str | dict):
-        raise mistyped("tool_choice", "a string or an object", choice)
+        raise mistyped_json("tool_choice", "a string or an object", choice)
     declarations = fields.array("tools") or []
     policy = read_policy(
         declarations,
@@ -44,7 +45,7 @@ def _thinking(fields: Fields) -> Thinking:
     if (kind := thinking.text("type")) is not None:
         if kind not in _SWITCH:
             raise RequestError(
-                f"thinking.type must be {', '.join(_SWITCH)}, not {shown(kind)}", param=thinking.name("type")
+                f"thinking.type must be {', '.join(_SWITCH)}, not {shown_json(kind)}", param=thinking.name("type")
             )
         modes["thinking.type"] = _SWITCH[kind]
     efforts = {"reasoning_effort": fields.text("reasoning_effort"), "reasoning.effort": reasoning.text("effort")}

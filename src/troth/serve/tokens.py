@@ -13,9 +13,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from troth.contracts.bounds import mistyped_json, shown_json
 from troth.errors import RequestError, TrothError
 from troth.serve.body import BodyReader
-from troth.serve.fields import Fields, decode_object, missing, mistyped, shown
+from troth.serve.fields import Fields, decode_object, missing
 from troth.serve.messages import read_messages
 from troth.serve.model import ModelList, ServedModel
 from troth.serve.terms import read_terms
@@ -58,10 +59,10 @@ class TokenRoutes:
             raise missing("tokens")
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise mistyped("tokens", "an array of token ids", token_id)
+                raise mistyped_json("tokens", "an array of token ids", token_id)
             if not 0 <= token_id < model.tokenizer.vocab_size:
                 raise RequestError(
-                    f"tokens has {shown(token_id)}; ids are 0 to {model.tokenizer.vocab_size - 1}", param="tokens"
+                    f"tokens has {shown_json(token_id)}; ids are 0 to {model.tokenizer.vocab_size - 1}", param="tokens"
                 )
         return _json({"prompt": model.tokenizer.decode(ids, skip_special=False)})
 

@@ -139,7 +139,7 @@ class ChatTerms:
             if self.shown_tools
         )
 
-    def idle_effort(self, capabilities: TemplateCapabilities) -> str | None:
+    def untaken_effort(self, capabilities: TemplateCapabilities) -> str | None:
         """The field that asks for an effort, if nothing in this model's template takes one; None: it has its effect.
 
         Where there are no levels, any effort still switches reasoning on.

@@ -46,7 +46,7 @@ class QuantTensor:
     raw: Tensor = field(repr=False)
     """uint8 [O, bytes per row], contiguous rows of whole blocks."""
     inputs: torch.dtype | None = None
-    """int8: it is computed with inputs rounded to 8 bits in groups of 32 (``ops/linear.py``); None: with exact ones."""
+    """int8: its inputs are rounded to 8 bits in groups of 32 (``ops/linear.py``); None: as the provider does."""
 
     def __post_init__(self) -> None:
         num_rows, num_values = self.shape

@@ -112,7 +112,7 @@ def _takes_linear(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_e
 
 @linear.provider("cpu", supports=_takes_linear)
 def linear_cpu(x_TI: Tensor, weight: Any, bias_O: Tensor | None = None, num_exact: int | None = None) -> Tensor:
-    """As ops.linear. Quantised weights meet inputs of 16 bits (``csrc/pairs.h``), rounded in groups of 32.
+    """As ops.linear. Quantised weights meet inputs of 16 bits (``csrc/pairs.h``) or 8 (``csrc/fours.h``), by 32.
 
     Beyond ``num_exact`` tokens, products are bf16 where the processor multiplies those directly.
     """
