@@ -30,6 +30,7 @@ from troth.config.options import NO_DISK_CACHE, EngineOptions, ModelOptions, Ser
 from troth.contracts.bounds import INT64
 from troth.contracts.counted import counted
 from troth.contracts.ports import EngineInfo
+from troth.contracts.progress import stages_text
 from troth.errors import DeviceError, NotReady, OptionError
 from troth.runtime.isolate import ProcessEngineClient
 from troth.serve.app import create_app
@@ -170,7 +171,8 @@ def _url(listener: socket.socket) -> str:
 def _announce(terminal: Terminal, url: str, info: EngineInfo) -> None:
     plan = info.plan
     rows = counted(info.max_rows, "row")
-    terminal.line(f"Serving {info.model} at {url}/v1 (loaded in {info.load_s:.1f} s)")
+    stages = f": {stages_text(info.load_stages_s)}" if info.load_stages_s else ""
+    terminal.line(f"Serving {info.model} at {url}/v1 (loaded in {info.load_s:.1f} s{stages})")
     terminal.line(
         f"{info.family} on {info.device}, computing in {info.dtype}, KV cache in {info.kv_dtype}: {rows}, "
         f"context {info.context_tokens:,} tokens, {bytes_text(plan.total_bytes)} of {bytes_text(plan.usable_bytes)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from troth.contracts.events import Event
@@ -58,6 +58,8 @@ class EngineInfo:
     load_s: float
     weights: str | None = None
     """What matrices of layers are rounded to; None: they are as the artifact holds them."""
+    load_stages_s: dict[str, float] = field(default_factory=dict)
+    """Stages of the load in order, and the seconds that each took."""
     inputs: str | None = None
     """What quantised matrices of layers have their inputs rounded to, as an option; None: the kernels decide."""
 

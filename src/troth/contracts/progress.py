@@ -14,3 +14,8 @@ class LoadProgress(Protocol):
 
 def no_progress(stage: str, done: int, total: int) -> None:
     """Report to nobody."""
+
+
+def stages_text(seconds: dict[str, float]) -> str:
+    """Stages for a line of text: ``reading weights 3.1 s, warming up 2.0 s``; those of less than 0.1 s are left out."""
+    return ", ".join(f"{stage} {taken:.1f} s" for stage, taken in seconds.items() if taken >= 0.1)

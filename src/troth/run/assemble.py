@@ -6,6 +6,7 @@ comes in ready, from ``compose.py``. Read next: ``engine.py``, ``runner.py``.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from troth.cache.storage import CacheStorage
 from troth.config.options import NO_DISK_CACHE, EngineOptions
 from troth.contracts.cache_spec import CacheSpec, attention_groups, recurrent_bytes
 from troth.contracts.ports import EngineInfo
-from troth.contracts.progress import LoadProgress
+from troth.contracts.progress import LoadProgress, stages_text
 from troth.contracts.speculation import Speculation, read_speculation
 from troth.draft.made import NOTHING_MADE, MadeTerms
 from troth.errors import OptionError, RequestError
@@ -36,6 +37,7 @@ from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
 from troth.run.graphs import MOST_DRAFTS
+from troth.run.load_times import LoadTimes
 from troth.run.memory_guard import MemoryGuard, memory_marks
 from troth.run.planned import Planned, max_samples, namespace_of, require_fit
 from troth.run.rehearsal import rehearsal
@@ -49,6 +51,8 @@ from troth.schedule.sizing import checkpoint_interval
 from troth.text.detokenize import TokenBytes
 from troth.text.grammar import GrammarCompiler
 from troth.weights.upload import release
+
+_log = logging.getLogger("troth")
 
 
 def assemble(
@@ -70,6 +74,7 @@ def assemble(
     require_fit(planned)
     default = _default_speculation(planned)
     started = time.monotonic()
+    progress = times = LoadTimes(progress, time.monotonic)
     providers = activate(planned)
     read_held = held_bytes(_device(planned))
     marks = memory_marks(
@@ -105,7 +110,9 @@ def assemble(
     def downgrades() -> tuple[str, ...]:
         return registry.fallbacks() + runner.downgrades + (() if disk is None else disk.downgrades) + memory.downgrades
 
-    info = _info(planned, scheduler, load_s=time.monotonic() - started)
+    stages_s = times.finish()
+    info = _info(planned, scheduler, load_s=time.monotonic() - started, load_stages_s=stages_s)
+    _log.info("loaded %s in %.1f s: %s", info.model, info.load_s, stages_text(stages_s))
     return EngineThread(loop, info, clock=time.monotonic, downgrades=downgrades, idle_work=_rehearsal(planned, loaded))
 
 
@@ -189,7 +196,7 @@ def _measured(
     planned: Planned, model: Model, draft_model: Model | None, progress: LoadProgress
 ) -> tuple[Planned, StepCost]:
     """The plan once more, with what a step really takes of the device. Raises ModelLoadError when it does not fit."""
-    progress("warming up", 0, 2)
+    progress("measuring a step", 0, 1)
     device, resolved = _device(planned), planned.resolved
     weights_bytes = planned.plan.weights_bytes if resolved.is_cpu else torch.cuda.memory_allocated(device)
     tokens = min(resolved.step_tokens, planned.plan.context_tokens)
@@ -330,7 +337,7 @@ def _disk_cache(planned: Planned, providers: list[str], scheduler: Scheduler, co
     return DiskCache(scheduler, tier, copies, time.monotonic)
 
 
-def _info(planned: Planned, scheduler: Scheduler, *, load_s: float) -> EngineInfo:
+def _info(planned: Planned, scheduler: Scheduler, *, load_s: float, load_stages_s: dict[str, float]) -> EngineInfo:
     memory, resolved = planned.plan, planned.resolved
     return EngineInfo(
         model=planned.name,
@@ -347,4 +354,5 @@ def _info(planned: Planned, scheduler: Scheduler, *, load_s: float) -> EngineInf
         pipeline_depth=pipeline_depth(_device(planned)),
         plan=memory,
         load_s=load_s,
+        load_stages_s=load_stages_s,
     )
