@@ -323,7 +323,7 @@ def cache_place(planned: Planned, folder: Path) -> Iterator[CachePlace]:
     from troth.cache.disk_folder import DiskFolder
     from troth.cache.disk_reach import DiskReach
     from troth.contracts.cache_spec import attention_groups, recurrent_bytes
-    from troth.run.planned import namespace_of
+    from troth.run.planned import label_of, namespace_of
 
     active = [provider.name for provider in provider_status(planned.engine.providers) if provider.active]
     artifact, specs = planned.recognised.artifact, planned.specs
@@ -335,7 +335,7 @@ def cache_place(planned: Planned, folder: Path) -> Iterator[CachePlace]:
             folder=opened,
             namespace=namespace_of(planned, artifact.fingerprint(), active),
             common=namespace_of(planned, artifact.digest(), active),
-            label=f"{planned.name}, {planned.resolved.kv_dtype}",
+            label=label_of(planned),
             reach=DiskReach(attention_groups(specs), recurrent_bytes(specs) is not None),
         )
     finally:

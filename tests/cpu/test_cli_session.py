@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from tests.shared_data import shared
@@ -30,3 +34,26 @@ def test_session_refuses_what_no_engine_could_serve_before_loading(
     out, err = capsys.readouterr()
     assert out == ""
     assert told in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model_type": "mamba9"}, "'mamba9' is not an architecture Troth computes"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+    ],
+)
+def test_session_tells_first_what_keeps_a_model_from_loading(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], told: str
+) -> None:
+    """It has no chat template either, and the answer would be too long."""
+    folder = tmp_path / "model"
+    shutil.copytree(shared("troth-tiny-hybrid"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    text = config.get("text_config", config)
+    (config if "model_type" in changes else text).update(changes)
+    (folder / "config.json").write_text(json.dumps(config))
+    for template in folder.glob("*.jinja"):
+        template.unlink()
+    assert main(["run", "-m", str(folder), "--device", "cpu", "--max-tokens", "9999999", "Hi"]) == 2
+    assert told in capsys.readouterr().err

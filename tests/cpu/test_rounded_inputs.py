@@ -25,7 +25,7 @@ from troth.ops.impl import cpu
 from troth.ops.impl.cpu_linear import CpuLinearWeight
 from troth.ops.linear import RawLinearWeight, linear
 from troth.run.head_decision import HeadDecision
-from troth.run.planned import namespace_of, plan_model
+from troth.run.planned import label_of, namespace_of, plan_model
 from troth.weights.quantized import QuantTensor
 from troth.weights.rounded_inputs import rounded_inputs_refusal
 from troth.weights.source import WeightSource
@@ -101,6 +101,7 @@ def test_plan_keeps_cached_state_of_rounded_inputs_apart(path: Path) -> None:
     )
     names = [namespace_of(planned, "artifact", ("cpu",)) for planned in (plain, rounded)]
     assert names[0] != names[1], "state of one would be taken for the other's"
+    assert [label_of(planned).partition(", ")[2] for planned in (plain, rounded)] == ["float16", "float16, inputs int8"]
     assert any("int8" in decision for decision in rounded.plan.decisions)
 
 

@@ -168,12 +168,33 @@ def test_size_bytes_refuses_what_is_no_size(text: str) -> None:
         values.size_bytes(text)
 
 
-@pytest.mark.parametrize("text", ["*", "null", "http://localhost:3000", "https://a.example", "chrome-extension://abc"])
+@pytest.mark.parametrize(
+    "text", ["*", "null", "http://localhost:3000", "https://a.example", "chrome-extension://abc", "file://"]
+)
 def test_origin_takes_what_browsers_send(text: str) -> None:
     assert values.origin(text) == text
 
 
-@pytest.mark.parametrize("text", ["", "localhost:3000", "http://a.example/", "http://a.example/x", "http://", "a b"])
+def test_origin_is_compared_as_browsers_spell_it() -> None:
+    assert values.origin("HTTP://LocalHost:3000") == "http://localhost:3000"
+    assert values.origin("http://[::1]:8080") == "http://[::1]:8080"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "localhost:3000",
+        "http://a.example/",
+        "http://a.example/x",
+        "http://",
+        "a b",
+        "http://*.example",
+        "http://me:word@a.example",
+        "http://a:99999",
+        "http://a:",
+    ],
+)
 def test_origin_refuses_what_no_browser_sends(text: str) -> None:
     with pytest.raises(ValueError, match=r"must be an origin such as http://localhost:3000 .* not"):
         values.origin(text)

@@ -55,6 +55,8 @@ def test_run_prints_the_answer_alone_on_stdout(opener: EngineOpener, capsys: pyt
             999,
             "Reasoning took all 4 tokens; --max-to",
         ),
+        (FakeAnswer(text="x", reasoning="hm " * 9), [], 27, "Reasoning took all 7 tokens; --context gives the answer"),
+        (FakeAnswer(text="long " * 9), ["--max-tokens", "6"], 27, "The answer was cut at --max-tokens 6.\n"),
     ],
 )
 def test_run_tells_that_an_answer_is_not_whole(

@@ -65,22 +65,28 @@ def show_answer(
     return stream.reply, stop.interrupted
 
 
-def why_cut(reply: Reply, context_tokens: int) -> str | None:
+def why_cut(reply: Reply, max_tokens: int | None, context_tokens: int) -> str | None:
     """Why an answer is not whole, or not there; None: it ended by itself, or somebody stopped it.
 
     Args:
         reply: as it came.
+        max_tokens: of the answer, where somebody said so.
         context_tokens: most tokens of prompt and answer.
     """
     if reply.finish_reason != "length":
         return None
-    usage = reply.usage
     if not reply.text and reply.reasoning:
-        tokens = counted(usage.num_completion_tokens, "token")
-        return f"Reasoning took all {tokens}; --max-tokens gives the answer more, --no-thinking leaves reasoning out."
-    if usage.num_prompt_tokens + usage.num_completion_tokens < context_tokens:
-        return f"The answer was cut at --max-tokens {usage.num_completion_tokens}."
+        tokens = counted(reply.usage.num_completion_tokens, "token")
+        more = "--context" if context_is_full(reply, max_tokens) else "--max-tokens"
+        return f"Reasoning took all {tokens}; {more} gives the answer more, --no-thinking leaves reasoning out."
+    if not context_is_full(reply, max_tokens):
+        return f"The answer was cut at --max-tokens {max_tokens}."
     return f"The answer was cut: the context of {counted(context_tokens, 'token', spec=',')} is full."
+
+
+def context_is_full(reply: Reply, max_tokens: int | None) -> bool:
+    """Whether an answer that was cut ended where the context does: not even ``max_tokens`` had come."""
+    return reply.finish_reason == "length" and (max_tokens is None or reply.usage.num_completion_tokens < max_tokens)
 
 
 def statistics(reply: Reply) -> str:

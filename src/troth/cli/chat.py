@@ -10,7 +10,7 @@ import re
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Final
 
-from troth.cli.answer import show_answer, why_cut
+from troth.cli.answer import context_is_full, show_answer, why_cut
 from troth.cli.conversation import Conversation
 from troth.cli.exit_code import DONE, INTERRUPTED
 from troth.cli.session import ask, chat_request, sampling, session, thinking
@@ -122,10 +122,10 @@ class Chat:
             self._conversation.add(question, reply.text, reply.reasoning)
         else:
             self._terminal.note("There was no answer; the question is forgotten.")
-        limit = self._engine.info.context_tokens
-        if (reason := why_cut(reply, limit)) is not None:
-            is_full = reply.usage.num_prompt_tokens + reply.usage.num_completion_tokens >= limit
-            self._terminal.note(f"{reason} {FULL}" if is_full else reason)
+        max_tokens = self._options.get("max_tokens")
+        if (reason := why_cut(reply, max_tokens, self._engine.info.context_tokens)) is not None:
+            helps = reply.text and context_is_full(reply, max_tokens)
+            self._terminal.note(f"{reason} {FULL}" if helps else reason)
         return interrupted
 
     def _obey(self, name: str, text: str | None) -> None:

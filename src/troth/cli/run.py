@@ -40,7 +40,7 @@ def run(args: Namespace, terminal: Terminal) -> int:
         if args.json:
             terminal.line(json.dumps(_json(reply, engine.info.model), ensure_ascii=False))
         if not args.quiet:
-            if (reason := why_cut(reply, engine.info.context_tokens)) is not None:
+            if (reason := why_cut(reply, args.max_tokens, engine.info.context_tokens)) is not None:
                 terminal.note(reason)
             terminal.note(statistics(reply))
     return INTERRUPTED if interrupted else DONE

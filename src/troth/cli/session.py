@@ -16,6 +16,7 @@ from troth.cli import flags
 from troth.cli.catalogue import declared
 from troth.cli.progress import Progress
 from troth.cli.terminal import Terminal
+from troth.config.families import FAMILIES, GGUF_FAMILIES
 from troth.config.options import EngineOptions, ModelOptions
 from troth.contracts.progress import LoadProgress
 from troth.contracts.sampling import SamplingParams
@@ -23,6 +24,7 @@ from troth.errors import CapabilityUnavailable, OptionError
 
 if TYPE_CHECKING:
     from troth.answer_stream import AnswerStream
+    from troth.artifact.artifact import Artifact
     from troth.contracts.request import Request
     from troth.library import Engine
     from troth.request_builder import RequestBuilder
@@ -102,8 +104,16 @@ def open_engine(model: ModelOptions, engine: EngineOptions, progress: LoadProgre
     artifact = compose.find(model)
     text = compose.load_text(artifact, model)
     most_tokens = model.context_tokens or declared(artifact)[1]
-    if most_tokens is None:
+    if most_tokens is None or most_tokens < 1 or not _is_known(artifact):
+        # Whatever keeps the model from loading at all is said first.
         most_tokens = compose.plan(artifact, model, engine).plan.declared_context_tokens
     check(RequestBuilder(text, most_tokens, text.tokenizer.vocab_size), most_tokens)
     planned = compose.plan(artifact, model, engine)
     return Engine(compose.start_engine(planned, text, progress), text)
+
+
+def _is_known(artifact: Artifact) -> bool:
+    """Whether some family computes this architecture, as far as its name tells."""
+    if artifact.gguf is not None:
+        return artifact.gguf.metadata.get("general.architecture") in GGUF_FAMILIES
+    return artifact.config.get("model_type") in FAMILIES

@@ -13,7 +13,9 @@ from typing import Final
 
 MAX_PORT: Final = 65535
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
-_ORIGIN: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#\s]+")
+_ORIGIN: Final = re.compile(
+    r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^/?#@*:\s\[\]]+)(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE
+)
 _SIZE_POWER: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -87,11 +89,14 @@ def words(text: str) -> tuple[str, ...]:
 
 def origin(text: str) -> str:
     """What browsers send as Origin: scheme, host and port, without a path; ``*`` stands for all, ``null`` for none."""
-    if text not in ("*", "null") and not _ORIGIN.fullmatch(text):
+    if text in ("*", "null", "file://"):
+        return text
+    found = _ORIGIN.fullmatch(text)
+    if found is None or int((found[2] or ":0")[1:]) > MAX_PORT:
         raise ValueError(
             f"must be an origin such as http://localhost:3000 (no path, no / at its end), or *, not {text!r}"
         )
-    return text
+    return text.lower()
 
 
 def name_pair(text: str) -> tuple[str, str]:

@@ -39,7 +39,7 @@ from troth.run.grammar import RowGrammars
 from troth.run.graphs import MOST_DRAFTS
 from troth.run.load_times import LoadTimes
 from troth.run.memory_guard import MemoryGuard, memory_marks
-from troth.run.planned import Planned, max_samples, namespace_of, require_fit
+from troth.run.planned import Planned, label_of, max_samples, namespace_of, require_fit
 from troth.run.rehearsal import rehearsal
 from troth.run.runner import ModelRunner
 from troth.run.step_cost import StepCost, StepTrial
@@ -324,7 +324,7 @@ def _disk_cache(planned: Planned, providers: list[str], scheduler: Scheduler, co
     Args:
         providers: names of the active ones; numbers that others computed are not taken for theirs.
     """
-    folder, resolved = planned.engine.disk_cache, planned.resolved
+    folder = planned.engine.disk_cache
     if folder is None or folder == NO_DISK_CACHE or scheduler.prefix_index is None:
         return None
     namespace = namespace_of(planned, planned.recognised.artifact.fingerprint(), providers)
@@ -332,7 +332,7 @@ def _disk_cache(planned: Planned, providers: list[str], scheduler: Scheduler, co
         Path(folder).expanduser(),
         namespace,
         quota_bytes=planned.engine.disk_cache_bytes,
-        label=f"{planned.name}, {resolved.kv_dtype}",
+        label=label_of(planned),
     )
     return DiskCache(scheduler, tier, copies, time.monotonic)
 

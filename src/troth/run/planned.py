@@ -158,6 +158,13 @@ def namespace_of(planned: Planned, artifact: str, providers: Sequence[str]) -> s
     )
 
 
+def label_of(planned: Planned) -> str:
+    """What people are told a cache holds: the model, and the numbers that set its state apart."""
+    resolved = planned.resolved
+    named = (("weights", resolved.weights), ("inputs", resolved.inputs))
+    return f"{planned.name}, {resolved.kv_dtype}" + "".join(f", {what} {form}" for what, form in named if form)
+
+
 def max_samples(resolved: Resolved) -> int:
     """Positions of one step whose logits there is room for: one of each row, or of fewer rows with drafts.
 
