@@ -24,6 +24,7 @@ import troth
 from benchmarks import lib
 from benchmarks.engine.figures import prefill_tokens_per_s, prompt_ids
 from troth import Engine
+from troth.artifact.resolve import resolve
 from troth.config.options import EngineOptions, ModelOptions
 
 TESTS = ("tests/device",)
@@ -80,7 +81,7 @@ def main() -> None:
         gc.freeze()
         for decision in engine.plan.decisions:
             print(f"  {decision}")
-        ceilings = Ceilings(engine, arguments.device)
+        ceilings = Ceilings(engine, arguments.model, arguments.device)
         for rows in arguments.rows:
             decode_tokens_per_s(engine, rows)
             values = [decode_tokens_per_s(engine, rows) for _ in range(arguments.repetitions)]
@@ -111,17 +112,33 @@ def main() -> None:
 class Ceilings:
     """What the device reads and multiplies at most, measured."""
 
-    def __init__(self, engine: Engine, device: str) -> None:
-        self._weights_bytes = engine.plan.weights_bytes
+    def __init__(self, engine: Engine, model: str, device: str) -> None:
+        table, head = vocabulary_bytes(model)
+        layers = engine.plan.weights_bytes - table - head
+        # Of a table that is no output layer too, a step reads some rows.
+        self._read_bytes = layers + (head or table)
+        self._layer_bytes = layers
         self.measured = {"read_bytes_per_s": _read_bytes_per_s(device), "flops_per_s": _flops_per_s(device)}
 
     def decode(self, rows: int) -> float:
         """Tokens per second when a step reads the weights once and all else is free."""
-        return rows * self.measured["read_bytes_per_s"] / self._weights_bytes
+        return rows * self.measured["read_bytes_per_s"] / self._read_bytes
 
     def prefill(self) -> float:
-        """Tokens per second when only the products with the weights take time; two operations per number."""
-        return self.measured["flops_per_s"] / self._weights_bytes
+        """Tokens per second when only the layers' products take time; two operations for each number of two bytes."""
+        return self.measured["flops_per_s"] / self._layer_bytes
+
+
+def vocabulary_bytes(model: str) -> tuple[int, int]:
+    """Bytes of a safetensors model's embedding, and of its output layer; 0 where that is the embedding."""
+    index = resolve(model).safetensors
+    assert index is not None, f"{model} is no folder of safetensors"
+    sizes = {stored.name: stored.num_bytes for shard in index.shards for stored in shard.tensors.values()}
+
+    def found(ending: str) -> int:
+        return sum(size for name, size in sizes.items() if name.endswith(ending))
+
+    return found("embed_tokens.weight"), found("lm_head.weight")
 
 
 def start_s(model: str, device: str) -> float:

@@ -80,7 +80,8 @@ def export_conversation(place: CachePlace, token_ids: Sequence[int], path: Path)
     num_blocks = place.reach.deepest(found, len(names))
     if not num_blocks:
         raise OptionError(
-            f"nothing of this conversation is in {place.folder.path}: {len(token_ids)} tokens were looked for"
+            f"nothing of this conversation is in {place.folder.path}: {len(token_ids)} tokens were looked for; "
+            "troth serve keeps whole blocks of 16 of what it answered"
         )
     members: list[dict[str, Any]] = []
     num_bytes = 0

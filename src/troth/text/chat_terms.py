@@ -130,7 +130,7 @@ class ChatTerms:
             return ()
         if not capabilities.tools:
             lacks = "declares no tools" if not capabilities.tool_declarations else "has no known way to write calls"
-            raise CapabilityUnavailable("tools", f"this model's template {lacks}", param="tools")
+            raise CapabilityUnavailable("tools", f"this model's template {lacks}; leave them out", param="tools")
         notices = ToolSet(self.policy.tools).notices
         return tuple(
             f"{tool_field(place)}: {notice}"

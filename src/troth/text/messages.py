@@ -132,7 +132,9 @@ def _part(part: object, place: str) -> str:
         raise mistyped_json(place, "an object with type and text", part)
     kind = part.get("type")
     if kind in _MEDIA_PARTS:
-        raise CapabilityUnavailable(f"{place}: content of type {kind}", "only text can be read here", param=place)
+        raise CapabilityUnavailable(
+            f"{place}: content of type {kind}", "only text can be read here; leave it out", param=place
+        )
     if kind != "text":
         raise RequestError(
             f"{place} is of type {shown_json(kind)}; only text parts can be read here", param=place, code="invalid_type"

@@ -36,7 +36,7 @@ def thinking_variables(
         raise RequestError(f"{param} must be auto, on or off, not {mode!r}", param=param)
     switch = capabilities.thinking
     if mode == "on" and switch is None and capabilities.reasoning is None:
-        raise CapabilityUnavailable("thinking", "this model's template knows no reasoning", param=param)
+        raise CapabilityUnavailable("thinking", "this model's template knows no reasoning; leave it out", param=param)
     variables: dict[str, Any] = {}
     if switch is not None and mode != "auto":
         variables |= switch.on if mode == "on" else switch.off
