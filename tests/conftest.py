@@ -9,6 +9,7 @@ import pytest
 
 ALONE: Final = {
     "cpu/test_op_threads.py",
+    "cpu/test_step_cost.py",
     "cpu/test_weights_quantized.py",
     "portable/test_artifact_gguf.py",
     "portable/test_classifier_hostile.py",

@@ -27,7 +27,8 @@ TROTH = [sys.executable, "-m", "troth.cli.main"]
 QUESTION = "What is the capital of France?"
 LONG = "Count from one to one thousand in words."
 DEADLINE_S = 120
-PROGRESS = re.compile(r"^(Starting|Planning|Reading weights|Warming up|Reading the prompt) \.\.\.\n", re.MULTILINE)
+STAGES = "Starting|Planning|Reading weights|Measuring a step|Warming up|Reading the prompt"
+PROGRESS = re.compile(rf"^({STAGES}) \.\.\.\n", re.MULTILINE)
 """What a slow machine says in lines where nobody sees a bar."""
 
 
