@@ -5,11 +5,13 @@
 
 Prompts have 10 to 1,500 tokens and answers 1 to 60, greedy and drawn, with and without what the prompt cache has; some
 are cancelled. Requests overlap: each tenth of them is sent together. "Flat" compares the last tenth with the second:
-the first fills pools, captures and compiled kernels.
+the first fills pools, captures and compiled kernels. Captured steps and blocks of the prompt cache are counted, because
+each takes main memory, too.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import resource
 import time
@@ -27,6 +29,21 @@ TESTS = ("tests/portable/test_engine_thread.py",)
 PARTS = 10
 
 
+class Captures(logging.Handler):
+    """Counts the steps that engines of this process capture, by what they log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.count = 0
+        log = logging.getLogger("troth")
+        log.setLevel(logging.INFO)
+        log.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As logging.Handler."""
+        self.count += str(record.msg).startswith("captured")
+
+
 def main() -> None:
     """Measure and print."""
     parser = lib.parser(__doc__)
@@ -37,6 +54,7 @@ def main() -> None:
     arguments = parser.parse_args()
     lib.gate(TESTS, arguments)
     readings: list[dict[str, float]] = []
+    captures = Captures()
     options = ModelOptions(device=arguments.device, context_tokens=4096)
     with troth.Engine.open(
         arguments.model,
@@ -46,13 +64,18 @@ def main() -> None:
         draw = random.Random(0)
         while not engine.has_rehearsed:
             time.sleep(0.1)
+        text = ", ".join(f"{name} {value / 2**20:,.1f} MiB" for name, value in held().items())
+        print(f"before any request: {text}, {captures.count} captures", flush=True)
         for part in range(PARTS):
             serve(engine, draw, arguments.requests // PARTS)
             readings.append(held())
             text = ", ".join(f"{name} {value / 2**20:,.1f} MiB" for name, value in readings[-1].items())
-            print(f"after {(part + 1) * arguments.requests // PARTS:5} requests: {text}", flush=True)
+            done = (part + 1) * arguments.requests // PARTS
+            cached = cached_blocks(engine)
+            print(f"after {done:5} requests: {text}, {captures.count} captures, {cached} cached blocks", flush=True)
+            readings[-1] |= {"captures": captures.count, "cached_blocks": cached}
         status = engine.status()
-    growth = {name: readings[-1][name] - readings[1][name] for name in readings[-1]}
+    growth = {name: readings[-1][name] - readings[1][name] for name in held()}
     for name, value in growth.items():
         print(f"{name} grew by {value / 2**20:.2f} MiB over the last {PARTS - 2} parts")
     result = lib.stamp({"requests": arguments.requests, "rows": arguments.rows, "device": arguments.device})
@@ -71,6 +94,13 @@ def serve(engine: Engine, draw: random.Random, count: int) -> None:
     for prompt in seen[: count // 20]:
         with engine.stream_completion(prompt, max_tokens=200, temperature=0, ignore_eos=True) as stream:
             next(iter(stream))
+
+
+def cached_blocks(engine: Engine) -> int:
+    """What the prompt cache holds and no request does."""
+    status = engine.status()
+    blocks = sum(group.num_blocks for group in engine.plan.groups)
+    return blocks - sum(status.blocks_used) - sum(status.blocks_free)
 
 
 def held() -> dict[str, float]:

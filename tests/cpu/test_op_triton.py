@@ -28,9 +28,10 @@ def test_triton_kernels_equal_their_references_in_the_interpreter() -> None:
 
 
 @WITHOUT
-def test_triton_kernels_are_compiled_before_requests_come() -> None:
-    """Every failure of ``triton_forms.py`` is shown."""
-    command = [sys.executable, "-m", "pytest", "-q", "tests/cpu/triton_forms.py"]
+@pytest.mark.parametrize("file", ["triton_forms.py", "triton_compiling.py"])
+def test_triton_kernels_are_compiled_before_requests_come(file: str) -> None:
+    """Every failure of the file is shown; each puts another thing in the place of Triton's driver."""
+    command = [sys.executable, "-m", "pytest", "-q", f"tests/cpu/{file}"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

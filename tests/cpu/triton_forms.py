@@ -35,14 +35,16 @@ from troth.contracts.events import Event, Failed  # noqa: E402
 from troth.contracts.names import RequestId  # noqa: E402
 from troth.contracts.request import Request  # noqa: E402
 from troth.contracts.sampling import SamplingParams  # noqa: E402
-from troth.models.family import Placement  # noqa: E402
+from troth.models.family import Model, Placement  # noqa: E402
 from troth.models.registry import recognise  # noqa: E402
 from troth.ops import registry  # noqa: E402
 from troth.run.device_batch import DeviceBatches  # noqa: E402
 from troth.run.engine import EngineLoop  # noqa: E402
+from troth.run.first_kernels import FirstLaunches  # noqa: E402
 from troth.run.graphs import DecodeGraphs  # noqa: E402
 from troth.run.rehearsal import rehearsal  # noqa: E402
 from troth.run.runner import ModelRunner  # noqa: E402
+from troth.run.step_cost import StepTrial  # noqa: E402
 from troth.run.warmup import warm_up  # noqa: E402
 from troth.schedule.scheduler import Scheduler  # noqa: E402
 from troth.testing.byte_tokenizer import ByteTokenizer  # noqa: E402
@@ -100,10 +102,13 @@ class Sink:
         return True
 
 
-def warmed(folder: Path, providers: tuple[str, ...]) -> EngineLoop:
-    """An engine as on a GPU, warm."""
+def loaded(folder: Path, providers: tuple[str, ...]) -> Model:
     registry.activate(providers)
-    model = recognise(resolve(folder)).load(Placement(device=CPU, dtype=torch.bfloat16, context_tokens=CONTEXT))
+    return recognise(resolve(folder)).load(Placement(device=CPU, dtype=torch.bfloat16, context_tokens=CONTEXT))
+
+
+def warmed(model: Model) -> EngineLoop:
+    """An engine as on a GPU, warm, but for what it does when it is idle."""
     specs = model.config.cache_specs(2)
     groups = attention_groups(specs)
     limits = Serving(
@@ -115,13 +120,29 @@ def warmed(folder: Path, providers: tuple[str, ...]) -> EngineLoop:
     checkpoints = CheckpointStorage(cache, limits.num_checkpoints) if limits.num_checkpoints else None
     runner = ModelRunner(model, cache, batches, graphs, checkpoints)
     warm_up(runner, limits, ByteTokenizer(), 1)
-    for _ in rehearsal(model, cache, groups, max_rows=ROWS, context_tokens=CONTEXT, step_tokens=STEP, device=CPU):
-        pass
     assert graphs.refusal is None
     return EngineLoop(Scheduler(limits), runner, ByteTokenizer(), clock=time.monotonic, pipeline_depth=1)
 
 
-@pytest.mark.parametrize(
+def rehearse(model: Model) -> None:
+    """As an idle engine."""
+    specs = model.config.cache_specs(2)
+    groups = attention_groups(specs)
+    cache = CacheStorage(specs, (1,) * len(groups), ROWS, dtype=torch.bfloat16, device=CPU)
+    for _ in rehearsal(
+        model,
+        cache,
+        groups,
+        max_rows=ROWS,
+        context_tokens=CONTEXT,
+        step_tokens=STEP,
+        dtype=torch.bfloat16,
+        device=CPU,
+    ):
+        pass
+
+
+SHAPES_AND_PROVIDERS = pytest.mark.parametrize(
     ("shape", "providers"),
     [
         ("qwen3-tiny", ("triton", "torch")),
@@ -130,12 +151,46 @@ def warmed(folder: Path, providers: tuple[str, ...]) -> EngineLoop:
     ],
     ids=["plain", "deterministic", "recurrent"],
 )
+
+
+@SHAPES_AND_PROVIDERS
+def test_what_a_load_launches_is_compiled_side_by_side_before(
+    shape: str, providers: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The step that is measured and the requests that are answered first meet no form that was not among those."""
+    FORMS.clear()
+    model = loaded(write(tmp_path, shape), providers)
+    specs = model.config.cache_specs(2)
+    with torch.inference_mode():
+        for launch in FirstLaunches(
+            model,
+            specs,
+            max_rows=ROWS,
+            context_tokens=CONTEXT,
+            step_tokens=STEP,
+            dtype=torch.bfloat16,
+            kv_dtype=torch.bfloat16,
+            device=CPU,
+        ):
+            launch()
+    known = FORMS.copy()
+    FORMS.clear()
+    StepTrial(model, specs, max_samples=64, kv_dtype=torch.bfloat16, device=CPU).measure(STEP)
+    warmed(model)
+    assert len({name for name, *_ in FORMS}) > 8, "these are not the kernels that a load launches"
+    assert not sorted(FORMS.keys() - known.keys())
+    assert len(known.keys() - FORMS.keys()) <= 3, "kernels are compiled that nobody launches"
+
+
+@SHAPES_AND_PROVIDERS
 def test_no_request_meets_a_kernel_in_a_form_that_is_not_compiled_yet(
     shape: str, providers: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Prompts of any length, alone and beside others, short and long tables, greedy and drawn."""
     FORMS.clear()
-    loop = warmed(write(tmp_path, shape), providers)
+    model = loaded(write(tmp_path, shape), providers)
+    loop = warmed(model)
+    rehearse(model)
     known, draw = FORMS.copy(), random.Random(5)
     assert len({name for name, *_ in known}) > 8, "these are not the kernels that the engine runs"
     lengths = [*range(1, 10), 12, 15, 17, 31, 33, 64, 65, 100, 130, 300, 600, 1100, 1900]

@@ -35,6 +35,7 @@ from troth.run.decode_steps import launches_by_shapes, pipeline_depth, step_buil
 from troth.run.disk_cache import DiskCache
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
+from troth.run.first_kernels import FirstLaunches, compile_first
 from troth.run.grammar import RowGrammars
 from troth.run.graphs import MOST_DRAFTS
 from troth.run.load_times import LoadTimes
@@ -173,15 +174,19 @@ def _device(planned: Planned) -> torch.device:
     return torch.device(planned.resolved.device)
 
 
+def _dtype(planned: Planned) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, planned.resolved.dtype)
+    return dtype
+
+
 def _kv_dtype(planned: Planned) -> torch.dtype:
     return dtype_of(planned.resolved.kv_dtype)
 
 
 def _load(planned: Planned, recognised: Recognised, progress: LoadProgress) -> Model:
-    dtype: torch.dtype = getattr(torch, planned.resolved.dtype)
     place = Placement(
         device=_device(planned),
-        dtype=dtype,
+        dtype=_dtype(planned),
         context_tokens=planned.plan.context_tokens,
         weights=planned.resolved.weights if recognised is planned.recognised else None,
         inputs=planned.resolved.inputs if recognised is planned.recognised else None,
@@ -203,6 +208,19 @@ def _measured(
 
     def measured(one: Model, specs: tuple[CacheSpec, ...]) -> StepCost:
         samples, kv_dtype = max_samples(resolved), _kv_dtype(planned)
+        if not resolved.is_cpu and launches_by_shapes():
+            launches = FirstLaunches(
+                one,
+                specs,
+                max_rows=planned.plan.max_rows,
+                context_tokens=planned.plan.context_tokens,
+                step_tokens=tokens,
+                dtype=_dtype(planned),
+                kv_dtype=kv_dtype,
+                device=device,
+            )
+            compile_first(launches, device, progress)
+            progress("measuring a step", 0, 1)
         return StepTrial(one, specs, max_samples=samples, kv_dtype=kv_dtype, device=device).measure(tokens)
 
     cost = measured(model, planned.specs)
@@ -281,6 +299,7 @@ def _rehearsal(planned: Planned, loaded: Loaded) -> Iterable[None] | None:
         max_rows=planned.plan.max_rows,
         context_tokens=planned.plan.context_tokens,
         step_tokens=planned.resolved.step_tokens,
+        dtype=_dtype(planned),
         device=_device(planned),
     )
 
