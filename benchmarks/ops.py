@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks import lib
 from troth.ops import registry
 from troth.ops.attention import attention
+from troth.ops.copy_blocks import copy_blocks
 from troth.ops.experts import RawExperts, Routing, experts, pack_experts
 from troth.ops.grid import Case, Inputs
 from troth.ops.impl import cpu
@@ -212,6 +213,9 @@ def work(op: Op[Any, Any], arguments: tuple[Any, ...]) -> tuple[int, float]:
     if op is attention:
         q_THD, kv, _, rows = arguments[:4]
         return attention_work(q_THD, kv, rows)
+    if op is copy_blocks:
+        source_R, _, kv = arguments
+        return sum(2 * len(source_R) * tensor[0].nbytes for tensor in kv.tensors().values()), 0.0
     return sum(a.numel() * a.element_size() for a in arguments if isinstance(a, Tensor)), 0.0
 
 

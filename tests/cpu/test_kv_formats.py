@@ -16,6 +16,7 @@ from troth.cache.storage import SPARE_BLOCKS, CacheStorage
 from troth.config.resolve import ELEMENT_BYTES, SCALE_BYTES
 from troth.contracts.cache_spec import AttentionSpec, CacheSpec, RecurrentSpec, StateTensor, with_scales
 from troth.contracts.names import BlockId
+from troth.ops.copy_blocks import copy_blocks
 from troth.ops.layer_kv import dtype_of
 
 NUM_BLOCKS = 3
@@ -61,7 +62,7 @@ def test_copied_blocks_mean_what_those_they_were_copied_from_do(kv_dtype: str) -
     kv.write(torch.arange(48), k_TKD, v_TKD)
     every = torch.arange(3)
     before = kv.keys(every), kv.values(every)
-    kv.copy_blocks(torch.tensor([2, 1]), torch.tensor([0, 1]))
+    copy_blocks(torch.tensor([2, -1]), torch.tensor([0, 1]), kv)
     for now, was in zip((kv.keys(every), kv.values(every)), before, strict=True):
         assert torch.equal(now, was[[2, 1, 2]])
         assert not torch.equal(was[0], was[2])

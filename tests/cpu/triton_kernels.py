@@ -21,7 +21,8 @@ from tests.cpu.test_op_gated_delta import check_drafts as check_delta_drafts
 from tests.cpu.test_op_short_conv import check_drafts as check_conv_drafts
 from troth.ops.all_finite import all_finite
 from troth.ops.attention import attention, paged_kv
-from troth.ops.codes import FP8, to_codes
+from troth.ops.codes import FP8, as_bytes, to_codes
+from troth.ops.copy_blocks import copy_blocks
 from troth.ops.embedding import embedding
 from troth.ops.gated_activation import gated_activation
 from troth.ops.gated_delta import arguments as gated_delta_arguments
@@ -249,6 +250,16 @@ def test_triton_attention_of_an_empty_row_is_zero_and_follows_no_block() -> None
     out_THD = run(attention, "triton", inputs(seed=1).normal(2, 2, 32), kv, table_RB, rows, 0.2)
     assert (out_THD[1] == 0).all()
     assert out_THD[0].isfinite().all()
+
+
+@pytest.mark.parametrize("case", [case.name for case in copy_blocks.grid() if not case.timed])
+def test_triton_copies_blocks_as_the_reference_does(case: str) -> None:
+    (made,) = [one for one in copy_blocks.grid() if one.name == case]
+    mine, theirs = made.make(inputs(torch.bfloat16)), made.make(inputs(torch.bfloat16))
+    run(copy_blocks, "triton", *mine)
+    copy_blocks.reference(*theirs)
+    for got, want in zip(tensors(mine), tensors(theirs), strict=True):
+        assert torch.equal(as_bytes(got).nan_to_num(), as_bytes(want).nan_to_num())
 
 
 def test_triton_rotary_does_not_write_negative_slots() -> None:

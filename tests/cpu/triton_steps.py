@@ -99,7 +99,14 @@ def test_rehearsal_computes_steps_of_every_width_and_leaves_caches_alone(
     before = [tensor.clone() for tensor in side.cache.tensors()]
     groups = attention_groups(model.config.cache_specs(PLACE.dtype.itemsize))
     pieces = rehearsal.rehearsal(
-        model, side.cache, groups, max_rows=2, context_tokens=PLACE.context_tokens, step_tokens=32, device=CPU
+        model,
+        side.cache,
+        groups,
+        max_rows=2,
+        context_tokens=PLACE.context_tokens,
+        step_tokens=32,
+        dtype=PLACE.dtype,
+        device=CPU,
     )
     assert not seen
     num_pieces = len(list(pieces))

@@ -16,6 +16,7 @@ import troth.ops
 from tests.cpu.op_cases import assert_close, assert_same_cache
 from troth.ops import registry
 from troth.ops.attention import attention, paged_kv
+from troth.ops.copy_blocks import copy_blocks
 from troth.ops.grid import Case, Inputs, RowSpec, rows_of
 from troth.ops.impl import triton as kernels
 from troth.ops.linear import RawLinearWeight, linear, pack, random_weight
@@ -77,7 +78,7 @@ def test_kernels_equal_the_reference_over_the_grid(
     theirs = case.make(Inputs(dtype, CPU if op.name in EXACT_ON_CPU else GPU))
     for ours, want in zip(got, results(op, op.reference(*theirs), theirs), strict=True):
         assert_close(op, ours.to(want.device), want)
-    if op is rotary_kv_write:
+    if op in (rotary_kv_write, copy_blocks):
         assert_same_cache(op, mine[-1], theirs[-1])
 
 

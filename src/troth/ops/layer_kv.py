@@ -55,11 +55,6 @@ class LayerKV:
         as_bytes(self.k_NKDS)[block_T, :, :, offset_T] = as_bytes(k_TKD.to(self.k_NKDS.dtype))
         as_bytes(self.v_NKSD)[block_T, :, offset_T] = as_bytes(v_TKD.to(self.v_NKSD.dtype))
 
-    def copy_blocks(self, source_R: Tensor, target_R: Tensor) -> None:
-        """Have some blocks hold what others do; ids, int64 [R] each."""
-        for tensor in map(as_bytes, self.tensors().values()):
-            tensor[target_R] = tensor[source_R]
-
 
 def dtype_of(kv_dtype: str) -> torch.dtype:
     """The tensors' dtype of a cache format, by its name in options."""

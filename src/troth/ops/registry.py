@@ -189,6 +189,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         "triton",
         (
             "triton_attention",
+            "triton_copy_blocks",
             "triton_embedding",
             "triton_gated_activation",
             "triton_gated_delta",

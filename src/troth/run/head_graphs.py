@@ -24,6 +24,7 @@ from troth.contracts.names import BLOCK_TOKENS, Row
 from troth.contracts.speculation import MAX_DRAFTS
 from troth.models.family import Model
 from troth.nn.draft_head import LastPairs, Pairs
+from troth.ops.copy_blocks import copy_blocks
 from troth.ops.rows import Rows, unrelated
 from troth.run.capture import Capture
 from troth.run.graphs import row_counts
@@ -172,7 +173,7 @@ class HeadGraphs:
     def _copy_first_blocks(self, row_R: Tensor) -> None:
         """Have the rows' own blocks begin like their first ones do; those of padding are the spare block."""
         first_R, own_R = self._table_PB[row_R, 0].long(), row_R + self._own
-        self._cache.kv[self._head.attention.layer].copy_blocks(first_R, own_R)
+        copy_blocks(first_R, own_R, self._cache.kv[self._head.attention.layer])
 
     def _drafted(
         self, ids_4R: Tensor, depth: Tensor, token_R: Tensor, hidden_RD: Tensor, starts: list[int]

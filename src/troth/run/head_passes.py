@@ -16,6 +16,7 @@ from troth.cache.storage import CacheStorage
 from troth.contracts.names import BLOCK_TOKENS, Row
 from troth.models.family import Model
 from troth.nn.draft_head import LastPairs
+from troth.ops.copy_blocks import copy_blocks
 from troth.ops.rows import Rows
 from troth.run.capture import Capture
 from troth.run.made_drafts import Draw, OpenDrafts, Tables
@@ -82,7 +83,7 @@ class HeadPasses:
         rows = [one.row for one in missing]
         first_R = self._tables.tables(self._group, rows, rows, [0] * len(rows)).slots_T // BLOCK_TOKENS
         own_R = self._index([self._own + row for row in rows])
-        self._cache.kv[self._head.attention.layer].copy_blocks(first_R, own_R)
+        copy_blocks(first_R, own_R, self._cache.kv[self._head.attention.layer])
         for one in missing:
             self._num_copied[one.row] = min(BLOCK_TOKENS, one.position)
 
