@@ -116,6 +116,7 @@ class TextSide:
             context_tokens=context_tokens,
             steady_headers=self.steady_headers,
             objects=self.beginnings,
+            hears_nobody=probe is not None and probe.hears_nobody,
         )
 
 

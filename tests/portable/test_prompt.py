@@ -41,6 +41,15 @@ def test_prompt_chat_is_the_encoded_render() -> None:
     assert list(prompt.ids) == byte_level().encode(prompt.text)
 
 
+def test_prompt_of_a_template_that_leaves_out_what_a_user_says_is_refused_by_name() -> None:
+    deaf = PromptBuilder(
+        byte_level(), ChatTemplate("fixed", bos_token=None, eos_token=None), context_tokens=100, hears_nobody=True
+    )
+    with pytest.raises(CapabilityUnavailable, match="leaves out what a user says; use completions"):
+        deaf.chat(HELLO)
+    assert deaf.completion("hello").ids
+
+
 def test_prompt_boundary_ends_before_the_generation_prompt() -> None:
     prompt = builder().chat(HELLO)
     assert prompt.boundary is not None

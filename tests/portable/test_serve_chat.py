@@ -275,6 +275,27 @@ def test_chat_takes_an_empty_trailing_assistant_message_as_none() -> None:
     assert submitted({"messages": messages}).prompt_ids == submitted(hello()).prompt_ids
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"content": "", "reasoning_content": "Hm."},
+        {"content": None, "reasoning": "Hm."},
+        {"content": [{"type": "thinking", "thinking": "Hm."}]},
+    ],
+)
+def test_chat_refuses_to_continue_reasoning_by_name(last: dict[str, Any]) -> None:
+    """It is not dropped in silence, and not answered as if it had been said."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", **last}]
+    with asking() as client:
+        refused = client.post(CHAT, json={"messages": messages})
+        earlier = client.post(CHAT, json={"messages": [*messages, {"role": "user", "content": "go on"}]})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("capability_unavailable", "messages[1]")
+    assert error["message"].startswith("continuing reasoning is not available: the last message is an assistant's")
+    assert earlier.status_code == 200
+
+
 def test_chat_joins_text_parts_and_keeps_roles() -> None:
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},

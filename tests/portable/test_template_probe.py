@@ -58,6 +58,20 @@ def test_probe_chat_needs_the_users_text(source: str) -> None:
     assert [item.holds for item in found.evidence if item.capability == "chat"] == [False]
 
 
+@pytest.mark.parametrize(
+    ("source", "deaf"),
+    [
+        ("fixed text", True),
+        ("{{ messages[0].content | length }}", True),
+        ("{{ raise_exception('no') }}", False),
+        ("{{ messages[0].content }}", False),
+    ],
+)
+def test_probe_tells_templates_that_hear_nobody_from_those_that_refuse(source: str, deaf: bool) -> None:
+    """A template may fail on these conversations alone; then requests say for themselves how they fail."""
+    assert probe(source).hears_nobody == deaf
+
+
 def test_probe_content_as_parts_where_a_string_is_not_read() -> None:
     source = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %};{% endfor %}"
     found = probe(source)

@@ -62,14 +62,31 @@ def split_continued(messages: Sequence[Any]) -> tuple[Sequence[Any], bool]:
     """The messages as they are to be rendered, and whether the answer continues the last of them.
 
     It does when that is an assistant's message of text. An empty one at the end, as some clients send it to show where
-    the answer goes, is left out. Nothing is checked.
+    the answer goes, is left out; one of reasoning alone is not: nothing can continue it. No more is checked.
+
+    Raises:
+        CapabilityUnavailable: the last message is reasoning alone.
     """
     last = messages[-1] if isinstance(messages, Sequence) and messages else None
     if not isinstance(last, Mapping) or last.get("role") != "assistant" or last.get("tool_calls"):
         return messages, False
-    if last.get("content") in ("", None, []):
-        return messages[:-1], False
-    return messages, True
+    content = last.get("content")
+    is_empty = content in ("", None, [])
+    if (is_empty and any(last.get(name) for name in _REASONING_NAMES)) or _is_thoughts(content):
+        raise CapabilityUnavailable(
+            "continuing reasoning",
+            "the last message is an assistant's and has no text; leave it out for a new answer, or give it text that "
+            "the answer is to continue",
+            param=f"messages[{len(messages) - 1}]",
+        )
+    return (messages[:-1], False) if is_empty else (messages, True)
+
+
+def _is_thoughts(content: object) -> bool:
+    """Whether content is parts of reasoning and nothing else."""
+    if not isinstance(content, Sequence) or isinstance(content, (str, bytes)) or not content:
+        return False
+    return all(isinstance(part, Mapping) and part.get("type") == _THINKING_PART for part in content)
 
 
 def _normalise(message: object, place: str) -> dict[str, Any]:

@@ -52,8 +52,11 @@ class PromptBuilder:
         context_tokens: int,
         steady_headers: bool = True,
         objects: ObjectCache | None = None,
+        hears_nobody: bool = False,
     ) -> None:
         """``template`` alone is read in the form most take; a renderer knows the model's own.
+
+        ``hears_nobody``: whether the template was proved to leave out what a user says.
 
         ``objects``: where token ids of beginnings are kept; None: in a cache of its own.
 
@@ -64,6 +67,7 @@ class PromptBuilder:
         self._guard = ControlGuard(tokenizer.control_texts if template is not None else ())
         self._context_tokens = context_tokens
         self._steady_headers = steady_headers
+        self._hears_nobody = hears_nobody
         self._beginnings = TokenBeginnings(tokenizer, objects or BoundedObjects(BEGINNING_BYTES))
 
     def chat(
@@ -82,13 +86,19 @@ class PromptBuilder:
             continue_final: The last message is the assistant's and unfinished: the answer continues its text.
 
         Raises:
-            CapabilityUnavailable: the model has no chat template.
+            CapabilityUnavailable: the model has no chat template, or one that leaves out what a user says.
             RequestError: messages of the wrong form, or a template that fails on them; ``param`` names the field.
             ContextExceeded: the prompt is longer than the context by a margin that shows before encoding it.
         """
         if self._template is None:
             raise CapabilityUnavailable(
                 "chat", "this model has no chat template; use completions, or give a template", param="messages"
+            )
+        if self._hears_nobody:
+            raise CapabilityUnavailable(
+                "chat",
+                "this model's chat template leaves out what a user says; use completions, or give another template",
+                param="messages",
             )
         normal = normalise_messages(messages)
         if self._steady_headers:

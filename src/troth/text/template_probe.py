@@ -38,6 +38,7 @@ _CHAT_FORMS: Final[tuple[tuple[ContentForm, DeclarationForm], ...]] = (
 )
 
 
+_UNHEARD: Final = "a user's text does not reach the prompt"
 _MOMENT: Final = datetime(2026, 1, 2, 3, 4, 5)
 """Time stands still while a template is probed: a clock in the prompt must not look like an effect."""
 
@@ -55,6 +56,11 @@ class Probe:
     def evidence(self) -> tuple[Evidence, ...]:
         """What was seen."""
         return self.capabilities.evidence
+
+    @property
+    def hears_nobody(self) -> bool:
+        """Whether the template writes prompts, and in none of them what a user says."""
+        return any(item.capability == "chat" and item.shown == _UNHEARD for item in self.evidence)
 
 
 def probe_template(renderer: ChatRenderer, formats: FormatReader, declaration: CallForm | None = None) -> Probe:
@@ -116,7 +122,7 @@ def _prove_chat(trial: Trial) -> bool:
         if USER in text and text.replace(USER, SECOND_USER) == control:
             trial.use(content=content, declarations=declarations)
             return trial.note("chat", True, f"content given as {content}: {excerpt(text, USER)}")
-    return trial.note("chat", False, trial.last_failure or "a user's text does not reach the prompt")
+    return trial.note("chat", False, trial.last_failure or _UNHEARD)
 
 
 def _prove_history(trial: Trial) -> bool:
