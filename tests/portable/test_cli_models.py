@@ -42,6 +42,16 @@ def gguf(path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(("file_type", "shown"), [(15, "gguf Q4_K_M"), (1, "gguf F16"), (999, "gguf F32")])
+def test_models_tells_the_mixture_that_a_gguf_declares(
+    file_type: int, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """People look for the name the file was published under, not for the type of its embedding."""
+    path = tmp_path / "pebble.gguf"
+    path.write_bytes(gguf_bytes(keys=[*SMALL_KEYS, ("general.file_type", U32, file_type)]))
+    assert listed(capsys, path)[0]["format"] == shown
+
+
 def test_models_describes_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = gguf(tmp_path / "pebble.gguf")
     assert listed(capsys, path) == [

@@ -23,6 +23,28 @@ MAX_DEPTH: Final = 4
 """Folders are searched this deep: publisher/model/variant and one to spare."""
 
 
+_FILE_TYPES: Final[dict[object, str]] = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    32: "BF16",
+}
+"""``general.file_type`` of the GGUF specification."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One model, or one place where a model was expected."""
@@ -179,7 +201,9 @@ def _num_parameters(artifact: Artifact) -> int | None:
 
 
 def _format(artifact: Artifact) -> str:
-    """The container and the type that holds most of the bytes."""
+    """The container, and what a GGUF's header calls its mixture; else the type that holds most of the bytes."""
+    if artifact.gguf is not None and (name := _FILE_TYPES.get(artifact.gguf.metadata.get("general.file_type"))):
+        return f"{artifact.kind} {name}"
     held: Counter[str] = Counter()
     for kind, num_bytes in _tensors(artifact):
         held[kind] += num_bytes

@@ -88,7 +88,13 @@ TEMPLATE: Final = Group(
 BATCH: Final = Group(
     "batch",
     (
-        _flag("--rows", "max_rows", _count, "N", "requests computed together (default: 8 on a CPU, 256 on a GPU)"),
+        _flag(
+            "--rows",
+            "max_rows",
+            _count,
+            "N",
+            "requests computed together (default: 8 on a CPU, 256 on a GPU, 1 in bench)",
+        ),
         _flag("--chunk-tokens", "chunk_tokens", _count, "N", "prompt tokens fed per step beside running answers"),
         _flag("--kv-memory", "kv_memory_bytes", values.size_bytes, "SIZE", "memory of the KV cache, such as 4G"),
     ),
