@@ -134,7 +134,8 @@ def assert_same(left: Sequence[Answer], right: Sequence[Answer]) -> None:
         assert one.end.finish_reason == other.end.finish_reason
         usage = replace(one.end.usage, num_cached_tokens=other.end.usage.num_cached_tokens)
         assert usage == other.end.usage
-        assert max((abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True)), default=0) < LOGPROB_LIMIT
+        difference = max((abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True)), default=0)
+        assert difference < LOGPROB_LIMIT, f"log-probabilities differ by {difference}"
 
 
 def alone(build: BuildEngine, requests: Sequence[Request], serving: Serving | None = None) -> list[Answer]:

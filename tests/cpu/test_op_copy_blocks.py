@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cpu.op_cases import cases, inputs, tensors
+from tests.cpu.op_cases import cases, inputs
 from troth.ops.codes import as_bytes
 from troth.ops.copy_blocks import copy_blocks
 from troth.ops.grid import Case
@@ -27,4 +27,4 @@ def test_copied_blocks_are_the_same_bits_and_no_other_changes(case: Case) -> Non
         copied = {int(target): int(source) for source, target in zip(source_R, target_R, strict=True) if source >= 0}
         for block in range(len(tensor)):
             assert torch.equal(bits(tensor)[block], was[copied.get(block, block)])
-    assert tensors((kv,)), "the cache holds something"
+    assert any(source >= 0 for source in source_R)

@@ -1,6 +1,6 @@
 """Every instruction set that this processor can run computes what the references say.
 
-The widest is what the tests of each op run on; the others are run here.
+What engines use is what the tests of each op run on; the others are run here.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from troth.ops.sigmoid_gate import sigmoid_gate
 
 QUANTISED = [*(form for form in FORMS if form.startswith("Q")), *ROUNDING_FORMS]
 NAMES: list[str] = [] if cpu.unavailable() else cpu.instruction_sets()
+OTHERS = [name for name in NAMES if name != cpu.exact_set()] if NAMES else []
 pytestmark = [
     pytest.mark.usefixtures("fresh_memory_is_nan"),
     pytest.mark.skipif(not NAMES, reason="the kernels are not built"),
@@ -52,7 +53,7 @@ def grid(*ops: Op[Any, Any]) -> list[Any]:
     return [pytest.param(op, case.values[0], id=f"{op.name}-{case.id}") for op in ops for case in cases(op)]
 
 
-@pytest.mark.parametrize("isa", NAMES[1:])
+@pytest.mark.parametrize("isa", OTHERS)
 @pytest.mark.parametrize(
     ("op", "case"),
     grid(linear, embedding, attention, rms_norm, add_rms_norm, gated_activation, gated_rms_norm, sigmoid_gate, sample),
@@ -75,7 +76,7 @@ def test_op_equals_the_reference_on_an_instruction_set(isa: str, op: Op[Any, Any
         assert_close(op, ours, theirs)
 
 
-@pytest.mark.parametrize("isa", NAMES[1:])
+@pytest.mark.parametrize("isa", OTHERS)
 @pytest.mark.parametrize(("op", "case"), grid(mask, rotary_kv_write, short_conv))
 def test_op_writes_what_the_reference_writes_on_an_instruction_set(isa: str, op: Op[Any, Any], case: Case) -> None:
     ours, wanted = case.make(inputs()), case.make(inputs())
@@ -186,7 +187,7 @@ def test_parts_that_round_inputs_lie_beside_parts_that_do_not(isa: str, num_toke
     assert_close(linear, got, want)
 
 
-@pytest.mark.parametrize("isa", NAMES[1:])
+@pytest.mark.parametrize("isa", OTHERS)
 @pytest.mark.parametrize("name", ["mixed-3x9x64x64", "recall-and-verify-3x9x64x64", "continued-prompt-1x1x32x32"])
 def test_gated_delta_equals_the_reference_on_an_instruction_set(isa: str, name: str) -> None:
     (case,) = (case for case in gated_delta.grid() if case.name == name)
@@ -195,3 +196,16 @@ def test_gated_delta_equals_the_reference_on_an_instruction_set(isa: str, name: 
     assert_close(gated_delta, got, gated_delta.reference(*wanted))
     for left, right in zip(tensors(ours), tensors(wanted), strict=True):
         assert_close(gated_delta, left.nan_to_num(), right.nan_to_num())
+
+
+def test_engines_use_a_set_that_computes_prompts_like_answers() -> None:
+    """By their kernels: a token multiplied as one of a prompt's and as one of an answer's is the same bits."""
+    weight = packed("cpu", RawLinearWeight((random_weight(inputs(), "Q4_1", (64, 256)),)), torch.float32)
+    x_TI = inputs(seed=1).normal(70, 256)
+
+    def products(num_exact: int) -> Any:
+        return linear.implementations["cpu"].run(x_TI, weight, None, num_exact)
+
+    assert torch.equal(on(cpu.exact_set(), lambda: products(0)), on(cpu.exact_set(), lambda: products(70)))
+    for isa in set(NAMES) & set(cpu.BF16_SETS):
+        assert not torch.equal(on(isa, lambda: products(0)), on(isa, lambda: products(70)))

@@ -201,7 +201,6 @@ def _measured(
     planned: Planned, model: Model, draft_model: Model | None, progress: LoadProgress
 ) -> tuple[Planned, StepCost]:
     """The plan once more, with what a step really takes of the device. Raises ModelLoadError when it does not fit."""
-    progress("measuring a step", 0, 1)
     device, resolved = _device(planned), planned.resolved
     weights_bytes = planned.plan.weights_bytes if resolved.is_cpu else torch.cuda.memory_allocated(device)
     tokens = min(resolved.step_tokens, planned.plan.context_tokens)
@@ -219,8 +218,9 @@ def _measured(
                 kv_dtype=kv_dtype,
                 device=device,
             )
-            compile_first(launches, device, progress)
-            progress("measuring a step", 0, 1)
+            progress("compiling kernels", 0, 1)
+            compile_first(launches, progress)
+        progress("measuring a step", 0, 1)
         return StepTrial(one, specs, max_samples=samples, kv_dtype=kv_dtype, device=device).measure(tokens)
 
     cost = measured(model, planned.specs)

@@ -1,12 +1,13 @@
 """The kernels that a load launches first, compiled side by side before it launches any.
 
 A load would otherwise wait for one after the other: most of a machine's first start (docs/log.md). What this misses is
-compiled when it is launched, as ever. Next: ``step_cost.py`` and ``warmup.py``, whose steps these are.
+compiled when it is launched, as ever. Refuses to know kernels: it goes through steps, those of ``step_cost.py`` and
+``warmup.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
 
@@ -132,25 +133,28 @@ def _prompt_beside_answer(num_groups: int, context_tokens: int) -> StepPlan:
     return plan
 
 
-def compile_first(launches: FirstLaunches, device: torch.device, progress: LoadProgress) -> None:
+def compile_first(launches: Iterable[Callable[[], object]], progress: LoadProgress) -> None:
     """Compile, or load from where Triton keeps them, what ``launches`` are of, and launch none of it.
 
     Args:
         launches: of the model that is about to be measured.
-        device: a GPU.
         progress: told how many kernels are done.
     """
     from troth.ops.impl.triton_ahead import CompileAhead
 
-    progress("compiling kernels", 0, 1)
-    with CompileAhead(device) as ahead:
+    has_room = True
+    with CompileAhead() as ahead:
         try:
             for launch in launches:
                 with torch.inference_mode(), ahead.noting():
                     launch()
         except (torch.OutOfMemoryError, OutOfMemory):
             # The step that is measured next says it to whoever asked for this engine.
+            has_room = False
+        if not has_room:
+            # Here, where nothing holds what the step had got.
             torch.cuda.empty_cache()
-        ahead.start()
-        while not ahead.wait(LOOK_S):
-            progress("compiling kernels", ahead.num_done, ahead.num_noted)
+        is_done = False
+        while not is_done:
+            is_done = ahead.wait(LOOK_S)
+            progress("compiling kernels", ahead.num_done, max(1, ahead.num_noted))

@@ -156,7 +156,7 @@ def _compiled(padding: PaddingSteps, every: tuple[Step, ...], device: torch.devi
         return
     from troth.ops.impl.triton_ahead import CompileAhead
 
-    with CompileAhead(device) as ahead:
+    with CompileAhead() as ahead:
         for step in every:
             # Not across a yield: the engine's own launches are no notes.
             for launch in (padding.forward, lambda step: padding.logits(step.tokens)):
@@ -166,7 +166,6 @@ def _compiled(padding: PaddingSteps, every: tuple[Step, ...], device: torch.devi
                 except torch.OutOfMemoryError:
                     break  # told when the step is computed
             yield
-        ahead.start()
         while not ahead.wait(PIECE_S):
             yield
 

@@ -133,6 +133,10 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+BF16_SETS: Final = ("amx", "avx512bf16")
+"""Instruction sets whose kernels multiply prompts in bf16."""
+
+
 class _State(threading.local):
     """The pool, and where calls go: straight to the kernels, or also onto a tape.
 
@@ -172,9 +176,9 @@ def is_broken() -> bool:
 
 def about() -> str:
     """Which kernels are used, of those that this processor can run."""
-    names = instruction_sets()
-    others = f"; this processor also runs {', '.join(names[1:])}" if names[1:] else ""
-    return f"active with {names[0]} kernels{others}"
+    used = exact_set()
+    others = [name for name in instruction_sets() if name != used]
+    return f"active with {used} kernels" + (f"; this processor also runs {', '.join(others)}" if others else "")
 
 
 def instruction_sets() -> list[str]:
@@ -183,14 +187,23 @@ def instruction_sets() -> list[str]:
     return names
 
 
+def exact_set() -> str:
+    """The widest instruction set that computes a token alike wherever it stands, which is what engines use.
+
+    Those with bf16 products round prompts to them, and answers not: what an answer's token leaves in the cache would be
+    other numbers once it is computed again as part of a prompt (docs/adr/0019).
+    """
+    return next(name for name in instruction_sets() if name not in BF16_SETS)
+
+
 def start(num_threads: int, isa: str | None = None) -> None:
-    """Make this thread's pool: ``num_threads`` threads, and the widest instruction set or the one named.
+    """Make this thread's pool: ``num_threads`` threads, and the instruction set named; None: ``exact_set``.
 
     Raises:
         OptionError: this processor lacks the named instruction set.
     """
     names = instruction_sets()
-    name = isa or names[0]
+    name = isa or exact_set()
     if name not in names:
         raise OptionError(f"this processor cannot run {name!r} kernels; it can run {', '.join(names)}")
     if _state.device is None or (_state.device.threads, _state.device.name) != (num_threads, name):
