@@ -43,7 +43,8 @@ std::vector<std::string> instruction_sets() {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vnni");
     const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
     static const bool amx = bf16 && amx_is_granted();
     if (amx) names.push_back("amx");

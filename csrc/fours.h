@@ -4,7 +4,7 @@
 // most half a scale, 0.4 % of the largest of them. As with 16 bits (pairs.h), everything after that is exact but for one
 // float32 sum per 32 inputs, and so the same for every number of tokens; a processor multiplies twice as many at a time.
 //
-// AVX multiplies four bytes of a lane into two sums of 16 bits. A quant of four bits and a code make at most 15 * 127, so
+// AVX2 multiplies four bytes of a lane into two sums of 16 bits. A quant of four bits and a code make at most 15 * 127, so
 // that eight lots of two fit; of five bits four lots do, of six bits two. Such a chain is then added to 32-bit sums.
 //
 // Word 2 i + h of 8 holds inputs 4 i + 16 h and the three after it: the order in which quants leave their words (packed.h).
@@ -27,12 +27,11 @@ struct Rounded8 {
 static_assert(sizeof(Rounded8) == ROUNDED8_BYTES);
 
 #if defined(TROTH_AVX512)
-typedef __m512i Chain;  // two sums of 16 bits in every lane
-inline Chain chain(I quants, I codes) { return _mm512_maddubs_epi16((__m512i)quants, (__m512i)codes); }
-inline Chain chain_add(Chain a, Chain b) { return _mm512_add_epi16(a, b); }
-inline I chain_end(Chain a, I sum) {
-    return (I)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16(a, _mm512_set1_epi16(1)));
+typedef I Chain;  // VNNI adds four products to a sum of 32 bits at once
+inline Chain chain_more(Chain sum, I quants, I codes) {
+    return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)quants, (__m512i)codes);
 }
+inline I chain_end(Chain a, I sum) { return sum + a; }
 #elif defined(TROTH_AVX2)
 typedef __m256i Chain;
 inline Chain chain(I quants, I codes) { return _mm256_maddubs_epi16((__m256i)quants, (__m256i)codes); }
@@ -44,14 +43,15 @@ inline Chain chain_add(Chain a, Chain b) {
 inline I chain_end(Chain a, I sum) {
     return (I)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(a, _mm256_set1_epi16(1)));
 }
+inline Chain chain_more(Chain sum, I quants, I codes) { return chain_add(sum, chain(quants, codes)); }
 #elif defined(TROTH_NEON)
 typedef int16x8_t Chain;
 inline Chain chain(I quants, I codes) {  // quants are below 128
     const int8x16_t q = (int8x16_t)quants, x = (int8x16_t)codes;
     return vpaddq_s16(vmull_s8(vget_low_s8(q), vget_low_s8(x)), vmull_high_s8(q, x));
 }
-inline Chain chain_add(Chain a, Chain b) { return vaddq_s16(a, b); }
 inline I chain_end(Chain a, I sum) { return (I)vpadalq_s16((int32x4_t)sum, a); }
+inline Chain chain_more(Chain sum, I quants, I codes) { return vaddq_s16(sum, chain(quants, codes)); }
 #else
 typedef I Chain;
 inline Chain chain(I q, I x) {
@@ -59,7 +59,7 @@ inline Chain chain(I q, I x) {
     for (int b = 0; b < 32; b += 8) total += ((q << (24 - b)) >> 24) * ((x << (24 - b)) >> 24);
     return total;
 }
-inline Chain chain_add(Chain a, Chain b) { return a + b; }
+inline Chain chain_more(Chain sum, I quants, I codes) { return sum + chain(quants, codes); }
 inline I chain_end(Chain a, I sum) { return sum + a; }
 #endif
 
@@ -84,7 +84,7 @@ struct Fours {
     }
     static I codes(const Rounded8& x, int word) { return lanes_of(x.codes + 4 * word); }
     static Chain begin(I) { return Chain{}; }
-    static Chain add(Chain sum, I codes, I quants) { return chain_add(sum, chain(quants, codes)); }
+    static Chain add(Chain sum, I codes, I quants) { return chain_more(sum, quants, codes); }
     static I end(Chain sum, I before) { return chain_end(sum, before); }
 };
 

@@ -27,7 +27,7 @@ inline V to_float(I i) { return (V)__builtin_convertvector(i, V); }
 
 // sum + the two products of each lane.
 #if defined(TROTH_AVX512)
-inline I dot(I a, I b, I sum) { return (I)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16((__m512i)a, (__m512i)b)); }
+inline I dot(I a, I b, I sum) { return (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b); }
 #elif defined(TROTH_AVX2)
 inline I dot(I a, I b, I sum) { return (I)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16((__m256i)a, (__m256i)b)); }
 #elif defined(TROTH_NEON)
