@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.demo_server import CHAT, COMPLETIONS, DEADLINE_S, MAX_ROWS, MAX_WAITING, DemoServer
+from tests.e2e.demo_server import CHAT, COMPLETIONS, DEADLINE_S, MAX_ROWS, MAX_WAITING, DemoServer, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -173,7 +173,8 @@ def test_full_queue_is_told_with_429_and_empties(server: DemoServer) -> None:
         assert running.status_code == 200
         lines = running.iter_lines()  # dropping it would close the stream
         assert next(lines).startswith("data: ")
-        assert server.status()["num_waiting"] == MAX_WAITING
+        # The first answer may have begun before the others got their rows.
+        wait_for(lambda: server.status()["num_waiting"] == MAX_WAITING)
         for stream in (False, True):
             refused = server.chat(stream=stream)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")

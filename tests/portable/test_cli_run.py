@@ -251,6 +251,7 @@ def test_run_stops_at_ctrl_c_and_keeps_what_was_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opener = install(monkeypatch, EngineOpener("abcdef" * 100, on_event=interrupt_after("abc")))
+    before = signal.getsignal(signal.SIGINT)
     assert main(["run", "--max-tokens", "600", "Hi"]) == 130
     out, err = capsys.readouterr()
     assert out.startswith("abc")
@@ -258,7 +259,7 @@ def test_run_stops_at_ctrl_c_and_keeps_what_was_said(
     assert "Traceback" not in err
     assert opener.thread.num_cancelled == 1
     assert opener.thread.is_closed
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_run_json_tells_an_interrupted_answer(
