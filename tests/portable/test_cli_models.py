@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.artifact_files import (
+    ARRAY,
     SMALL_KEYS,
+    STRING,
     U32,
     gguf_bytes,
     safetensors_bytes,
@@ -42,13 +44,22 @@ def gguf(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("file_type", "shown"), [(15, "gguf Q4_K_M"), (1, "gguf F16"), (999, "gguf F32")])
+@pytest.mark.parametrize(
+    ("kind", "file_type", "shown"),
+    [
+        (U32, 15, "gguf Q4_K_M"),
+        (U32, 1, "gguf F16"),
+        (U32, 999, "gguf F32"),
+        (ARRAY, (U32, [15]), "gguf F32"),
+        (STRING, "15", "gguf F32"),
+    ],
+)
 def test_models_tells_the_mixture_that_a_gguf_declares(
-    file_type: int, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: int, file_type: Any, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """People look for the name the file was published under, not for the type of its embedding."""
     path = tmp_path / "pebble.gguf"
-    path.write_bytes(gguf_bytes(keys=[*SMALL_KEYS, ("general.file_type", U32, file_type)]))
+    path.write_bytes(gguf_bytes(keys=[*SMALL_KEYS, ("general.file_type", kind, file_type)]))
     assert listed(capsys, path)[0]["format"] == shown
 
 

@@ -23,7 +23,7 @@ MAX_DEPTH: Final = 4
 """Folders are searched this deep: publisher/model/variant and one to spare."""
 
 
-_FILE_TYPES: Final[dict[object, str]] = {
+_FILE_TYPES: Final[dict[int, str]] = {
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -202,8 +202,9 @@ def _num_parameters(artifact: Artifact) -> int | None:
 
 def _format(artifact: Artifact) -> str:
     """The container, and what a GGUF's header calls its mixture; else the type that holds most of the bytes."""
-    if artifact.gguf is not None and (name := _FILE_TYPES.get(artifact.gguf.metadata.get("general.file_type"))):
-        return f"{artifact.kind} {name}"
+    declared_type = artifact.gguf.metadata.get("general.file_type") if artifact.gguf is not None else None
+    if isinstance(declared_type, int) and declared_type in _FILE_TYPES:
+        return f"{artifact.kind} {_FILE_TYPES[declared_type]}"
     held: Counter[str] = Counter()
     for kind, num_bytes in _tensors(artifact):
         held[kind] += num_bytes
