@@ -80,9 +80,21 @@ struct NormArguments {
     int tokens;
 };
 
+// One layer's keys and values in a pool of blocks (ops/layer_kv.py). Blocks of all layers may lie together.
+struct KvPool {
+    void* k;                  // [N, K, D, 16]
+    void* v;                  // [N, K, 16, D]
+    float* k_scale;           // [N, K, 16] of int8 keys, else null
+    float* v_scale;
+    int type;
+    int heads;                // K
+    size_t stride;            // numbers from one block's keys, and values, to the next one's
+    size_t scale_stride;      // the same of scales
+};
+
 struct RotaryArguments {
     const float* qkv;         // [T, (H + 2 K) D]
-    int heads, kv_heads, head_dim;
+    int heads, head_dim;
     const int64_t* positions; // [T]
     const float* cos;         // [P, half]
     const float* sin;
@@ -91,23 +103,15 @@ struct RotaryArguments {
     const float* k_norm;
     float eps;
     const int64_t* slots;     // [T]
-    void* k;                  // [N, K, D, 16]
-    void* v;                  // [N, K, 16, D]
-    float* k_scale;           // [N, K, 16] of int8 keys, else null
-    float* v_scale;
-    int kv_type;
+    KvPool kv;
     float* q;                 // [T, H, D]
     int tokens;
 };
 
 struct AttentionArguments {
     const float* q;           // [T, H, D]
-    const void* k;            // [N, K, D, 16]
-    const void* v;            // [N, K, 16, D]
-    const float* k_scale;     // [N, K, 16] of int8 keys, else null
-    const float* v_scale;
-    int kv_type;
-    int heads, kv_heads, head_dim;
+    KvPool kv;
+    int heads, head_dim;
     const int32_t* tables;    // [R, table_stride] block ids
     size_t table_stride;
     const int32_t* starts;    // [R + 1]: first token of each row in the step

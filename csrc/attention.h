@@ -101,21 +101,21 @@ struct Segment {
 
     int base() const { return first / SEGMENT_KEYS * SEGMENT_KEYS; }
     const typename S::type* block(const void* cache, int b) const {
-        return (const typename S::type*)cache + ((size_t)table[b] * a.kv_heads + kv_head) * a.head_dim * BLOCK_KEYS;
+        return (const typename S::type*)cache + table[b] * a.kv.stride + (size_t)kv_head * a.head_dim * BLOCK_KEYS;
     }
     // The scales of W keys or values from key - base = j on.
     V scales(const float* of, int j) const {
         const int key = base() + j;
-        return load(of + ((size_t)table[key / BLOCK_KEYS] * a.kv_heads + kv_head) * BLOCK_KEYS + key % BLOCK_KEYS);
+        return load(of + table[key / BLOCK_KEYS] * a.kv.scale_stride + kv_head * BLOCK_KEYS + key % BLOCK_KEYS);
     }
 
     // scores[i][key - base] of queries at .. at + N - 1 and the 16 keys of block b. AHEAD: the block's values and the next
     // block's keys are fetched meanwhile, which pays where every key is met once.
     template <int N, bool AHEAD>
     void scores(const Tile& tile, int at, int b, float* scores) const {
-        const auto* keys = block(a.k, b);
+        const auto* keys = block(a.kv.k, b);
         const bool more = (b + 1) * BLOCK_KEYS < last;
-        const auto *next = block(a.k, more ? b + 1 : b), *values = block(a.v, b);
+        const auto *next = block(a.kv.k, more ? b + 1 : b), *values = block(a.kv.v, b);
         V acc[N][LANES];
         for (int i = 0; i < N; i++)
             for (int l = 0; l < LANES; l++) acc[i][l] = zero();
@@ -148,7 +148,7 @@ struct Segment {
             for (int c = 0; c < C; c++) acc[i][c] = zero();
         for (int b = first / BLOCK_KEYS; b * BLOCK_KEYS < last; b++) {
             const int begin = std::max(first, b * BLOCK_KEYS), end = std::min(last, (b + 1) * BLOCK_KEYS);
-            const auto* v = block(a.v, b) + (size_t)(begin - b * BLOCK_KEYS) * a.head_dim + d;
+            const auto* v = block(a.kv.v, b) + (size_t)(begin - b * BLOCK_KEYS) * a.head_dim + d;
             const float* w = weight + (size_t)at * SEGMENT_KEYS - base();
             for (int j = begin; j < end; j++, v += a.head_dim) {
                 V value[C];
@@ -178,7 +178,7 @@ struct Segment {
         const int whole_begin = (first - base()) / W * W, whole_end = (last - base() + W - 1) / W * W;
         for (int j = whole_begin; j < whole_end; j += W) {
             V s = load(scores + j) * all(a.scale);
-            if constexpr (S::SCALED) s = s * scales(a.k_scale, j);
+            if constexpr (S::SCALED) s = s * scales(a.kv.k_scale, j);
             if (a.softcap > 0) s = all(a.softcap) * tanh(s / all(a.softcap));
             store(scores + j, s);
         }
@@ -192,7 +192,7 @@ struct Segment {
         for (int j = whole_begin; j < whole_end; j += W) {
             V w = exp(load(scores + j) - shift);
             total = total + w;
-            if constexpr (S::SCALED) w = w * scales(a.v_scale, j);
+            if constexpr (S::SCALED) w = w * scales(a.kv.v_scale, j);
             store(scores + j, w);
         }
         *mass = sum(total);
@@ -241,7 +241,7 @@ inline int first_key(const AttentionArguments& a, int position) {
 // One segment of one single-token row and key-value head; its share goes to `parts`.
 template <class S>
 void attend_part(const AttentionArguments& a, int row, int kv_head, int segment, float* scratch) {
-    const int group = a.heads / a.kv_heads, position = a.lengths[row] - 1, width = a.head_dim + 2;
+    const int group = a.heads / a.kv.heads, position = a.lengths[row] - 1, width = a.head_dim + 2;
     const int first = std::max(first_key(a, position), segment * SEGMENT_KEYS);
     const int last = std::min(position + 1, (segment + 1) * SEGMENT_KEYS);
     if (first >= last) return;
@@ -268,7 +268,7 @@ void attend_part(const AttentionArguments& a, int row, int kv_head, int segment,
 // Queries `from` .. of one chunk row and key-value head, in order (token, head of the group).
 template <class S>
 void attend_tile(const AttentionArguments& a, int row, int kv_head, int from, float* scratch) {
-    const int group = a.heads / a.kv_heads, token = a.starts[row], count = a.starts[row + 1] - token;
+    const int group = a.heads / a.kv.heads, token = a.starts[row], count = a.starts[row + 1] - token;
     Tile tile;
     tile.count = std::min(TILE_QUERIES, count * group - from);
     int first = 1 << 30, last = 0;
@@ -298,32 +298,32 @@ void attend_tile(const AttentionArguments& a, int row, int kv_head, int from, fl
 template <class S>
 void attend(const AttentionArguments& a, Turn turn) {
     float* scratch = a.scratch + turn.thread * a.scratch_stride;
-    const int group = a.heads / a.kv_heads;
+    const int group = a.heads / a.kv.heads;
     int segments = 0;
     for (int r = 0; r < a.single; r++) segments = std::max(segments, (a.lengths[r] - 1) / SEGMENT_KEYS + 1);
-    const int parts = a.single * a.kv_heads * segments;
+    const int parts = a.single * a.kv.heads * segments;
     int tiles = 0;
     for (int r = a.single; r < a.rows; r++)
-        tiles += ((a.starts[r + 1] - a.starts[r]) * group + TILE_QUERIES - 1) / TILE_QUERIES * a.kv_heads;
+        tiles += ((a.starts[r + 1] - a.starts[r]) * group + TILE_QUERIES - 1) / TILE_QUERIES * a.kv.heads;
     for (int i; (i = turn.take(parts + tiles)) >= 0;) {
         if (i < parts) {
-            attend_part<S>(a, i / segments / a.kv_heads, i / segments % a.kv_heads, i % segments, scratch);
+            attend_part<S>(a, i / segments / a.kv.heads, i / segments % a.kv.heads, i % segments, scratch);
             continue;
         }
         // Later tiles of a chunk see more keys: the longest first leaves the shortest to even things out.
         int left = tiles - 1 - (i - parts), r = a.single;
         for (;; r++) {
-            const int here = ((a.starts[r + 1] - a.starts[r]) * group + TILE_QUERIES - 1) / TILE_QUERIES * a.kv_heads;
+            const int here = ((a.starts[r + 1] - a.starts[r]) * group + TILE_QUERIES - 1) / TILE_QUERIES * a.kv.heads;
             if (left < here) break;
             left -= here;
         }
-        attend_tile<S>(a, r, left % a.kv_heads, left / a.kv_heads * TILE_QUERIES, scratch);
+        attend_tile<S>(a, r, left % a.kv.heads, left / a.kv.heads * TILE_QUERIES, scratch);
     }
 }
 
 inline void attend_any(const void* arguments, Turn turn) {
     const auto& a = *(const AttentionArguments*)arguments;
-    switch (a.kv_type) {
+    switch (a.kv.type) {
         case KV_F32: attend<Stored<KV_F32>>(a, turn); break;
         case KV_F16: attend<Stored<KV_F16>>(a, turn); break;
         case KV_BF16: attend<Stored<KV_BF16>>(a, turn); break;

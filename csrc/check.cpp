@@ -131,11 +131,13 @@ void attention(const Kernels& writer, const Kernels& kernels, Random& random, Re
     const std::vector<int32_t> starts = {0, 1, 1 + CHUNK}, lengths = {CONTEXT, total};
     for (int type = KV_F32; type <= KV_I8; type++)
         for (int window : {0, 40}) {
-            std::vector<float> k((size_t)BLOCKS * KV_HEADS * HEAD_DIM * 16), v(k.size()), q((size_t)total * HEADS * HEAD_DIM);
-            std::vector<float> k_scale((size_t)BLOCKS * KV_HEADS * 16), v_scale(k_scale.size());
-            RotaryArguments rotary{qkv.data(), HEADS,        KV_HEADS,      HEAD_DIM,      positions.data(), cos.data(), sin.data(),
-                                   half,       norm.data(),  norm.data(),   1e-6f,         slots.data(),     k.data(),   v.data(),
-                                   k_scale.data(), v_scale.data(), type,    q.data(),      total};
+            // Something of others lies between two blocks.
+            constexpr size_t HELD = (size_t)KV_HEADS * HEAD_DIM * 16, STRIDE = HELD + 32, SCALES = KV_HEADS * 16 + 16;
+            std::vector<float> k(BLOCKS * STRIDE), v(k.size()), q((size_t)total * HEADS * HEAD_DIM);
+            std::vector<float> k_scale(BLOCKS * SCALES), v_scale(k_scale.size());
+            const KvPool kv{k.data(), v.data(), k_scale.data(), v_scale.data(), type, KV_HEADS, STRIDE, SCALES};
+            RotaryArguments rotary{qkv.data(), HEADS,       HEAD_DIM, positions.data(), cos.data(), sin.data(), half,
+                                   norm.data(), norm.data(), 1e-6f,    slots.data(),     kv,         q.data(),   total};
             const std::string name = "type " + std::to_string(type) + " window " + std::to_string(window);
             if (type == KV_F32) {
                 run(kernels.rotary, rotary);
@@ -147,10 +149,9 @@ void attention(const Kernels& writer, const Kernels& kernels, Random& random, Re
             auto& out = results["attention " + name];
             out.resize((size_t)(1 + CHUNK) * HEADS * HEAD_DIM);
             std::vector<float> parts((size_t)HEADS * 2 * (HEAD_DIM + 2)), scratch(24 * (256 + HEAD_DIM));
-            const AttentionArguments a{q.data(),      k.data(), v.data(), k_scale.data(), v_scale.data(), type,        HEADS,
-                                       KV_HEADS,      HEAD_DIM, tables.data(), BLOCKS,    starts.data(),  lengths.data(), 2, 1,
-                                       0.14f,         window,   window ? 30.0f : 0.0f,    out.data(),     parts.data(), 2,
-                                       scratch.data(), scratch.size()};
+            const AttentionArguments a{q.data(),      kv,             HEADS, HEAD_DIM, tables.data(), BLOCKS,
+                                       starts.data(), lengths.data(), 2,     1,        0.14f,         window,
+                                       window ? 30.0f : 0.0f, out.data(), parts.data(), 2, scratch.data(), scratch.size()};
             run(kernels.attention, a);
             run(kernels.attention_merge, a);
         }

@@ -245,7 +245,7 @@ inline void keep(typename S::type* to, const float* from, int count, float* scal
 
 template <class S>
 void rotary_typed(const RotaryArguments& a, Turn turn) {
-    const int D = a.head_dim, heads = a.heads + 2 * a.kv_heads;
+    const int D = a.head_dim, heads = a.heads + 2 * a.kv.heads;
     std::vector<float> normed(D), turned(D);
     std::vector<typename S::type> stored(D);
     for (int t; (t = turn.take(a.tokens)) >= 0;) {
@@ -254,7 +254,7 @@ void rotary_typed(const RotaryArguments& a, Turn turn) {
         const size_t block = (size_t)a.slots[t] / BLOCK_KEYS, offset = (size_t)a.slots[t] % BLOCK_KEYS;
         for (int h = 0; h < heads; h++) {
             const float* x = a.qkv + ((size_t)t * heads + h) * D;
-            const bool is_query = h < a.heads, is_key = !is_query && h < a.heads + a.kv_heads;
+            const bool is_query = h < a.heads, is_key = !is_query && h < a.heads + a.kv.heads;
             const float* weight = is_query ? a.q_norm : is_key ? a.k_norm : nullptr;
             if (weight) {
                 normalise_row(x, weight, a.eps, D, normed.data());
@@ -264,15 +264,15 @@ void rotary_typed(const RotaryArguments& a, Turn turn) {
                 rotate(x, cos, sin, a.half, D, a.q + ((size_t)t * a.heads + h) * D);
                 continue;
             }
-            const size_t at = block * a.kv_heads + (h - a.heads) % a.kv_heads;
+            const size_t head = (h - a.heads) % a.kv.heads, at = block * a.kv.stride + head * D * BLOCK_KEYS;
+            const size_t scale_at = block * a.kv.scale_stride + head * BLOCK_KEYS + offset;
             if (is_key) {
                 rotate(x, cos, sin, a.half, D, turned.data());
-                keep<S>(stored.data(), turned.data(), D, a.k_scale, at * BLOCK_KEYS + offset);
-                auto* k = (typename S::type*)a.k + at * D * BLOCK_KEYS + offset;
+                keep<S>(stored.data(), turned.data(), D, a.kv.k_scale, scale_at);
+                auto* k = (typename S::type*)a.kv.k + at + offset;
                 for (int d = 0; d < D; d++) k[(size_t)d * BLOCK_KEYS] = stored[d];
             } else {
-                keep<S>((typename S::type*)a.v + (at * BLOCK_KEYS + offset) * D, x, D, a.v_scale,
-                        at * BLOCK_KEYS + offset);
+                keep<S>((typename S::type*)a.kv.v + at + offset * D, x, D, a.kv.v_scale, scale_at);
             }
         }
     }
@@ -280,7 +280,7 @@ void rotary_typed(const RotaryArguments& a, Turn turn) {
 
 inline void rotary(const void* arguments, Turn turn) {
     const auto& a = *(const RotaryArguments*)arguments;
-    switch (a.kv_type) {
+    switch (a.kv.type) {
         case KV_F32: rotary_typed<Stored<KV_F32>>(a, turn); break;
         case KV_F16: rotary_typed<Stored<KV_F16>>(a, turn); break;
         case KV_BF16: rotary_typed<Stored<KV_BF16>>(a, turn); break;

@@ -123,25 +123,21 @@ public:
         take(kernels().norm, a);
     }
 
-    void rotary(uintptr_t qkv, int heads, int kv_heads, int head_dim, uintptr_t positions, uintptr_t cos, uintptr_t sin,
-                int half, uintptr_t q_norm, uintptr_t k_norm, float eps, uintptr_t slots, uintptr_t k, uintptr_t v,
-                uintptr_t k_scale, uintptr_t v_scale, int kv_type, uintptr_t q, int tokens) {
-        RotaryArguments a{at<const float>(qkv), heads, kv_heads, head_dim, at<const int64_t>(positions),
-                          at<const float>(cos), at<const float>(sin), half, at<const float>(q_norm),
-                          at<const float>(k_norm), eps, at<const int64_t>(slots), at<void>(k), at<void>(v),
-                          at<float>(k_scale), at<float>(v_scale), kv_type, at<float>(q), tokens};
+    void rotary(uintptr_t qkv, int heads, int head_dim, uintptr_t positions, uintptr_t cos, uintptr_t sin, int half,
+                uintptr_t q_norm, uintptr_t k_norm, float eps, uintptr_t slots, const KvPool& kv, uintptr_t q,
+                int tokens) {
+        RotaryArguments a{at<const float>(qkv), heads, head_dim, at<const int64_t>(positions), at<const float>(cos),
+                          at<const float>(sin), half, at<const float>(q_norm), at<const float>(k_norm), eps,
+                          at<const int64_t>(slots), kv, at<float>(q), tokens};
         take(kernels().rotary, a);
     }
 
-    void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t k_scale, uintptr_t v_scale, int kv_type, int heads,
-                   int kv_heads, int head_dim, uintptr_t tables, size_t table_stride, uintptr_t starts,
-                   uintptr_t lengths, int rows, int single, float scale, int window, float softcap, uintptr_t out,
-                   uintptr_t parts, int max_segments, uintptr_t scratch, size_t scratch_stride) {
-        AttentionArguments a{at<const float>(q), at<const void>(k), at<const void>(v), at<const float>(k_scale),
-                             at<const float>(v_scale), kv_type, heads, kv_heads, head_dim,
-                             at<const int32_t>(tables), table_stride, at<const int32_t>(starts),
-                             at<const int32_t>(lengths), rows, single, scale, window, softcap, at<float>(out),
-                             at<float>(parts), max_segments, at<float>(scratch), scratch_stride};
+    void attention(uintptr_t q, const KvPool& kv, int heads, int head_dim, uintptr_t tables, size_t table_stride,
+                   uintptr_t starts, uintptr_t lengths, int rows, int single, float scale, int window, float softcap,
+                   uintptr_t out, uintptr_t parts, int max_segments, uintptr_t scratch, size_t scratch_stride) {
+        AttentionArguments a{at<const float>(q), kv, heads, head_dim, at<const int32_t>(tables), table_stride,
+                             at<const int32_t>(starts), at<const int32_t>(lengths), rows, single, scale, window, softcap,
+                             at<float>(out), at<float>(parts), max_segments, at<float>(scratch), scratch_stride};
         take(kernels().attention, a);
         if (single) take(kernels().attention_merge, a);
     }
@@ -227,7 +223,7 @@ private:
 NB_MODULE(_cpu, m) {
     using namespace troth;
     m.doc() = "CPU kernels of Troth. Use through troth.ops; addresses are not checked.";
-    m.attr("INTERFACE") = 8;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
+    m.attr("INTERFACE") = 9;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
     m.def("instruction_sets", &instruction_sets, "Names this processor can run, widest first.");
     m.def("group_bytes", &group_bytes, "Bytes of 16 packed rows of a quantised format.");
     nb::class_<StepRows>(m, "StepRows")
@@ -235,6 +231,12 @@ NB_MODULE(_cpu, m) {
                             int count, int single, int verifies, int trail_tokens) {
             new (self) StepRows{at<const int64_t>(ids), at<const int32_t>(starts), at<const int32_t>(lengths),
                                 at<const int64_t>(recalls), count, single, verifies, trail_tokens};
+        });
+    nb::class_<KvPool>(m, "KvPool")
+        .def("__init__", [](KvPool* self, uintptr_t k, uintptr_t v, uintptr_t k_scale, uintptr_t v_scale, int type,
+                            int heads, size_t stride, size_t scale_stride) {
+            new (self) KvPool{at<void>(k), at<void>(v), at<float>(k_scale), at<float>(v_scale),
+                              type,        heads,       stride,             scale_stride};
         });
     nb::class_<Weight>(m, "Weight")
         .def(nb::init<int>(), nb::arg("inputs"))

@@ -25,6 +25,20 @@ class StepRows:
         /,
     ) -> None: ...
 
+class KvPool:
+    def __init__(
+        self,
+        k: int,
+        v: int,
+        k_scale: int,
+        v_scale: int,
+        type: int,
+        heads: int,
+        stride: int,
+        scale_stride: int,
+        /,
+    ) -> None: ...
+
 class Device:
     threads: int
     name: str
@@ -45,7 +59,6 @@ class Tape:
         self,
         qkv: int,
         heads: int,
-        kv_heads: int,
         head_dim: int,
         positions: int,
         cos: int,
@@ -55,11 +68,7 @@ class Tape:
         k_norm: int,
         eps: float,
         slots: int,
-        k: int,
-        v: int,
-        k_scale: int,
-        v_scale: int,
-        kv_type: int,
+        kv: KvPool,
         q: int,
         tokens: int,
         /,
@@ -67,13 +76,8 @@ class Tape:
     def attention(
         self,
         q: int,
-        k: int,
-        v: int,
-        k_scale: int,
-        v_scale: int,
-        kv_type: int,
+        kv: KvPool,
         heads: int,
-        kv_heads: int,
         head_dim: int,
         tables: int,
         table_stride: int,

@@ -61,6 +61,7 @@ class Blind(DeviceBatches):
 
 
 def test_captured_steps_with_drafts_compute_what_ordinary_ones_do_from_the_device_alone(model: Model) -> None:
+    compute_with("triton")  # as its kernels want caches to lie
     ordinary, captured = Side(model, run_again, PLACE), Side(model, run_again, PLACE, Blind)
     for side in (ordinary, captured):
         side.ordinary(prompts(num_groups=1))
@@ -91,8 +92,9 @@ def test_rehearsal_computes_steps_of_every_width_and_leaves_caches_alone(
         assert all(kv.block_table_RB.shape == (rows.num_rows, 4) for kv in batch.groups)
         return forward(self, batch, cache)
 
-    compute_with("torch")
+    compute_with("triton")
     side = Side(model, run_again, PLACE)
+    compute_with("torch")
     side.ordinary(prompts(num_groups=1))
     monkeypatch.setattr(type(model), "forward", watched)
     compute_with("triton")

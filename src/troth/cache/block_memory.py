@@ -56,16 +56,14 @@ class BlockMemory:
 
     def __init__(self, cache: CacheStorage, device: torch.device) -> None:
         self._pools: list[list[Tensor]] = []
-        """Of each group, [num_blocks, ...] of every layer."""
+        """Of each group, as the cache's."""
         self._madvise = ctypes.CDLL(None, use_errno=True).madvise if _can_give_back(device) else None
         self._device = device
         self._left_bytes = 0
         """What the device's allocator could not give back the last time."""
         if self._madvise is not None:
             self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-            self._pools = [[] for _ in set(cache.group_of.values())]
-            for layer, kv in cache.kv.items():
-                self._pools[cache.group_of[layer]] += kv.tensors().values()
+            self._pools = cache.pools
 
     @property
     def frees_blocks(self) -> bool:

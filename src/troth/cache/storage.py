@@ -10,7 +10,8 @@ A pool of N blocks, per layer of its group (K key-value heads, S = 16 slots, D h
     v_NKSD  [N, K, 16, D]   one head's values of a block are one stream, key after key
 
 and, where they are codes of 8 bits (``ops/codes.py``), a float32 scale for each key and value of a head: [N, K, 16]
-twice.
+twice. On a CPU a block of all layers of a group is one stretch of memory, so that the system is asked for memory as
+blocks are used (docs/adr/0020); elsewhere each of these tensors is one.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from torch import Tensor
 from troth.contracts.cache_spec import TRAIL_TOKENS, AttentionSpec, CacheSpec
 from troth.contracts.names import BLOCK_TOKENS
 from troth.errors import OutOfMemory
+from troth.ops.attention import attention
 from troth.ops.codes import LARGEST
 from troth.ops.layer_kv import LayerKV
 
 SPARE_BLOCKS: Final = 1
 """At the end of each pool, nobody's: where block -1 of a padding row lies."""
+_ALIGNED_BYTES: Final = 64
+"""Where tensors of a block begin: a line of a processor's cache."""
 
 
 class CacheStorage:
@@ -57,6 +61,10 @@ class CacheStorage:
     ) -> None:
         self.kv: dict[int, LayerKV] = {}
         """By layer index."""
+        self.pools: list[list[Tensor]] = []
+        """By attention group number: tensors [num_blocks, ...] that hold all keys and values of its blocks."""
+        # Kernels for GPUs, which an interpreter runs on a CPU, take pools of one layer.
+        self._together = device.type == "cpu" and attention.active[:1] not in (("triton",), ("invariant",))
         self.group_of: dict[int, int] = {}
         """Layer index -> attention group number."""
         self.states: dict[int, tuple[Tensor, ...]] = {}
@@ -76,16 +84,18 @@ class CacheStorage:
         group = 0
         for spec in specs:
             if isinstance(spec, AttentionSpec):
-                for layer in spec.layers:
-                    own = max_rows if spec.frontier_width and layer == spec.layers[-1] else 0
-                    self.kv[layer] = self._layer_kv(spec, num_blocks[group] + own + SPARE_BLOCKS, dtype, device)
-                    self.group_of[layer] = group
+                own = max_rows if spec.frontier_width else 0
+                shared = [layer for layer in spec.layers if not own or layer != spec.layers[-1]]
+                members = [(layer, spec) for layer in shared]
+                members += [(layer, guest) for guest in spec.guests for layer in guest.layers]
+                self._add_layers(members, group, num_blocks[group] + SPARE_BLOCKS, dtype, device)
+                if own:
+                    # The head's layer has blocks besides, for each row.
+                    last = [(spec.layers[-1], spec)]
+                    self._add_layers(last, group, num_blocks[group] + own + SPARE_BLOCKS, dtype, device)
                 for guest in spec.guests:
                     self.guest_group = group
-                    for layer in guest.layers:
-                        self.kv[layer] = self._layer_kv(guest, num_blocks[group] + SPARE_BLOCKS, dtype, device)
-                        self.group_of[layer] = group
-                        self._guests[layer] = self.kv[layer]
+                    self._guests |= {layer: self.kv[layer] for layer in guest.layers}
                 if spec.frontier_width:
                     self.own_blocks[group] = num_blocks[group]
                     shape = (num_blocks[group] + SPARE_BLOCKS, spec.frontier_width)
@@ -116,14 +126,32 @@ class CacheStorage:
         for kept in (*self.states.values(), *self.trails.values()):
             yield from kept
 
-    def _layer_kv(self, spec: AttentionSpec, num_blocks: int, dtype: torch.dtype, device: torch.device) -> LayerKV:
-        heads = spec.num_kv_heads
-        k_NKDS = self.zeros((num_blocks, heads, spec.head_dim, BLOCK_TOKENS), dtype, device)
-        v_NKSD = self.zeros((num_blocks, heads, BLOCK_TOKENS, spec.value_dim), dtype, device)
-        if dtype not in LARGEST:
-            return LayerKV(k_NKDS, v_NKSD)
-        scales = (self.zeros((num_blocks, heads, BLOCK_TOKENS), torch.float32, device) for _ in "kv")
-        return LayerKV(k_NKDS, v_NKSD, *scales)
+    def _add_layers(
+        self,
+        members: list[tuple[int, AttentionSpec]],
+        group: int,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Make the pools of some layers of a group."""
+        self.group_of |= {layer: group for layer, _ in members}
+        while len(self.pools) <= group:
+            self.pools.append([])
+        if self._together and members:
+            pool_NB = self.zeros(
+                (num_blocks, sum(_bytes_of_block(spec, dtype) for _, spec in members)), torch.uint8, device
+            )
+            self.pools[group].append(pool_NB)
+            first = 0
+            for layer, spec in members:
+                self.kv[layer] = _view(pool_NB, first, spec, dtype)
+                first += _bytes_of_block(spec, dtype)
+            return
+        for layer, spec in members:
+            held = [self.zeros((num_blocks, *shape), kind, device) for shape, kind in _tensors_of_block(spec, dtype)]
+            self.kv[layer] = LayerKV(*held)
+            self.pools[group] += held
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A tensor that counts to these caches' bytes. Raises OutOfMemory."""
@@ -140,3 +168,30 @@ class CacheStorage:
             raise OutOfMemory("no room for the KV cache", wanted_bytes=wanted, free_bytes=free) from error
         self.num_bytes += tensor.numel() * tensor.element_size()
         return tensor
+
+
+def _tensors_of_block(spec: AttentionSpec, dtype: torch.dtype) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of what one layer holds in a block, in the order of LayerKV's fields."""
+    heads = spec.num_kv_heads
+    held = [((heads, spec.head_dim, BLOCK_TOKENS), dtype), ((heads, BLOCK_TOKENS, spec.value_dim), dtype)]
+    scales = 2 if dtype in LARGEST else 0
+    return [*held, *[((heads, BLOCK_TOKENS), torch.float32)] * scales]
+
+
+def _bytes_of_block(spec: AttentionSpec, dtype: torch.dtype) -> int:
+    """What one layer takes of a block that layers share: each of its tensors begins with a line."""
+    return sum(_in_lines(shape, kind) for shape, kind in _tensors_of_block(spec, dtype))
+
+
+def _in_lines(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-torch.Size(shape).numel() * dtype.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+def _view(pool_NB: Tensor, first: int, spec: AttentionSpec, dtype: torch.dtype) -> LayerKV:
+    """One layer's share of blocks, uint8 [N, bytes], from byte ``first`` of each on."""
+    views = []
+    for shape, kind in _tensors_of_block(spec, dtype):
+        size = torch.Size(shape).numel() * kind.itemsize
+        views.append(pool_NB[:, first : first + size].view(kind).view(len(pool_NB), *shape))
+        first += _in_lines(shape, kind)
+    return LayerKV(*views)

@@ -25,10 +25,11 @@ from torch.utils._pytree import tree_leaves
 
 from troth.artifact.ggml_types import GgmlType
 from troth.errors import OptionError
+from troth.ops.layer_kv import LayerKV
 from troth.ops.rows import Rows
 
 if TYPE_CHECKING:
-    from troth._cpu import Device, StepRows, Weight
+    from troth._cpu import Device, KvPool, StepRows, Weight
     from troth._cpu import Tape as Operations
 
 FORMATS: Final = {
@@ -42,7 +43,7 @@ FORMATS: Final = {
     GgmlType.Q6_K: 7,
 }
 """Quantised formats the kernels pack, by their number in ``csrc/arguments.h``."""
-INTERFACE: Final = 8
+INTERFACE: Final = 9
 """Which extension these modules speak to; ``csrc/module.cpp`` says which one it is."""
 DENSE_FORMATS: Final = {torch.float32: 8, torch.float16: 9, torch.bfloat16: 10}
 PACKED_GROWTH: Final = 1.03
@@ -283,6 +284,22 @@ def group_bytes(format_number: int, inputs: int) -> int:
 def pack_rows(format_number: int, rows: Tensor, num_rows: int, inputs: int, packed: Tensor) -> None:
     """Lay quantised rows in file layout, uint8 [O, bytes per row], out in groups of 16 (``csrc/packed.h``)."""
     _device().pack(format_number, rows.data_ptr(), rows.stride(0), num_rows, inputs, packed.data_ptr())
+
+
+def kv_pool(kv: LayerKV) -> KvPool:
+    """A layer's keys and values for kernels: blocks lie anywhere, one distance apart. Holds addresses only."""
+    k_scale_NKS, v_scale_NKS = kv.k_scale_NKS, kv.v_scale_NKS
+    made: KvPool = _module().KvPool(
+        kv.k_NKDS.data_ptr(),
+        kv.v_NKSD.data_ptr(),
+        0 if k_scale_NKS is None else k_scale_NKS.data_ptr(),
+        0 if v_scale_NKS is None else v_scale_NKS.data_ptr(),
+        KV_TYPES[kv.k_NKDS.dtype],
+        kv.k_NKDS.shape[1],
+        kv.k_NKDS.stride(0),
+        0 if k_scale_NKS is None else k_scale_NKS.stride(0),
+    )
+    return made
 
 
 def step_rows(rows: Rows, trail_tokens: int) -> StepRows:

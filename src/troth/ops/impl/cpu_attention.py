@@ -19,21 +19,16 @@ _HEAD_MULTIPLE: Final = 16
 
 
 def _takes_cache(kv: LayerKV) -> bool:
-    k = kv.k_NKDS
+    k, head_dim = kv.k_NKDS, kv.k_NKDS.shape[2]
     return (
         k.device.type == "cpu"
         and k.dtype in cpu.KV_TYPES
-        and k.shape[2] % _HEAD_MULTIPLE == 0
-        and k.is_contiguous()
-        and kv.v_NKSD.is_contiguous()
-        and kv.v_NKSD.shape[3] == k.shape[2]
+        and head_dim % _HEAD_MULTIPLE == 0
+        and kv.v_NKSD.shape[3] == head_dim
+        # A block is whole; others may lie between it and the next one.
+        and k.stride() == (k.stride(0), head_dim * BLOCK_TOKENS, BLOCK_TOKENS, 1)
+        and kv.v_NKSD.stride() == (k.stride(0), head_dim * BLOCK_TOKENS, head_dim, 1)
     )
-
-
-def _scale_addresses(kv: LayerKV) -> tuple[int, int]:
-    if kv.k_scale_NKS is None or kv.v_scale_NKS is None:
-        return 0, 0
-    return kv.k_scale_NKS.data_ptr(), kv.v_scale_NKS.data_ptr()
 
 
 def _takes_attention(
@@ -69,12 +64,8 @@ def attention_cpu(
     starts, lengths = rows.query_start_R1, rows.context_len_R
     cpu.operations(q_THD, kv, block_table_RB, starts, lengths, scratch, results=(out_THD, parts)).attention(
         q_THD.data_ptr(),
-        kv.k_NKDS.data_ptr(),
-        kv.v_NKSD.data_ptr(),
-        *_scale_addresses(kv),
-        cpu.KV_TYPES[kv.k_NKDS.dtype],
+        cpu.kv_pool(kv),
         num_heads,
-        kv.k_NKDS.shape[1],
         head_dim,
         block_table_RB.data_ptr(),
         block_table_RB.stride(0),
@@ -117,12 +108,11 @@ def rotary_kv_write_cpu(
     kv: LayerKV,
 ) -> Tensor:
     """As ops.rotary_kv_write. Positions and slots must be inside their tables: addresses are not checked."""
-    num_kv_heads, head_dim = kv.k_NKDS.shape[1], kv.k_NKDS.shape[2]
+    head_dim = kv.k_NKDS.shape[2]
     q_THD = torch.empty(qkv_TE.shape[0], num_heads, head_dim)
     cpu.operations(qkv_TE, positions_T, rotary, norms, slots_T, kv, results=(q_THD,)).rotary(
         qkv_TE.data_ptr(),
         num_heads,
-        num_kv_heads,
         head_dim,
         positions_T.data_ptr(),
         rotary.cos_PW.data_ptr(),
@@ -132,10 +122,7 @@ def rotary_kv_write_cpu(
         0 if norms is None else norms.k_D.data_ptr(),
         0.0 if norms is None else norms.eps,
         slots_T.data_ptr(),
-        kv.k_NKDS.data_ptr(),
-        kv.v_NKSD.data_ptr(),
-        *_scale_addresses(kv),
-        cpu.KV_TYPES[kv.k_NKDS.dtype],
+        cpu.kv_pool(kv),
         q_THD.data_ptr(),
         qkv_TE.shape[0],
     )
