@@ -23,6 +23,15 @@ constexpr int TILE_QUERIES = 24;
 constexpr int LANES = BLOCK_KEYS / W;         // vectors per 16 keys
 constexpr int SCORE_QUERIES = 12 / LANES;     // twelve sums in registers hide the latency of a multiply-add
 constexpr int VALUE_QUERIES = 6;              // the same with two vectors of values
+constexpr int VALUE_SUMS = LANES == 2 ? 8 : 16;  // of few queries: what registers hold beside the values themselves
+constexpr int BLOCKS_AHEAD = 4;               // of values that are fetched while others are met
+
+// The largest power of two up to 8 of which `each` make no more than `most`.
+constexpr int fitting(int each, int most) {
+    int n = 1;
+    while (n < 8 && 2 * n * each <= most) n *= 2;
+    return n;
+}
 
 // Calls visit(N, at) for queries at .. at + N - 1, in tiles as wide as N allows.
 template <int N, class Visit>
@@ -100,57 +109,79 @@ struct Segment {
     int first, last;
 
     int base() const { return first / SEGMENT_KEYS * SEGMENT_KEYS; }
+    int first_block() const { return first / BLOCK_KEYS; }
+    int end_block() const { return (last + BLOCK_KEYS - 1) / BLOCK_KEYS; }
     const typename S::type* block(const void* cache, int b) const {
         return (const typename S::type*)cache + table[b] * a.kv.stride + (size_t)kv_head * a.head_dim * BLOCK_KEYS;
     }
+    const typename S::type* values_of(int b) const { return block(a.kv.v, std::min(b, end_block() - 1)); }
     // The scales of W keys or values from key - base = j on.
     V scales(const float* of, int j) const {
         const int key = base() + j;
         return load(of + table[key / BLOCK_KEYS] * a.kv.scale_stride + kv_head * BLOCK_KEYS + key % BLOCK_KEYS);
     }
 
-    // scores[i][key - base] of queries at .. at + N - 1 and the 16 keys of block b. AHEAD: the block's values and the next
-    // block's keys are fetched meanwhile, which pays where every key is met once.
-    template <int N, bool AHEAD>
+    // scores[i][key - base] of queries at .. at + N - 1 and the 16 keys of each of blocks b .. b + B - 1: with few queries
+    // sums of several blocks grow side by side, each in the order it always has. AHEAD: keys of as many blocks behind them
+    // are fetched meanwhile, or the first values, which pays where every key is met once.
+    template <int N, int B, bool AHEAD>
     void scores(const Tile& tile, int at, int b, float* scores) const {
-        const auto* keys = block(a.kv.k, b);
-        const bool more = (b + 1) * BLOCK_KEYS < last;
-        const auto *next = block(a.kv.k, more ? b + 1 : b), *values = block(a.kv.v, b);
-        V acc[N][LANES];
-        for (int i = 0; i < N; i++)
-            for (int l = 0; l < LANES; l++) acc[i][l] = zero();
+        constexpr int PER_LINE = 4 / sizeof(typename S::type);  // values of a head whose 16 keys are a line of 64 bytes
+        constexpr int FETCHED = std::max(B, BLOCKS_AHEAD);
+        const typename S::type *keys[B], *next[FETCHED];
+        V acc[B][N][LANES];
+        for (int c = 0; c < B; c++) {
+            keys[c] = block(a.kv.k, b + c);
+            for (int i = 0; i < N; i++)
+                for (int l = 0; l < LANES; l++) acc[c][i][l] = zero();
+        }
+        const bool is_last = b + B >= end_block();
+        for (int c = 0; c < FETCHED; c++)
+            next[c] = is_last ? values_of(first_block() + c) : block(a.kv.k, std::min(b + B + c, end_block() - 1));
         for (int d = 0; d < a.head_dim; d++) {
-            if constexpr (AHEAD) {
-                if (sizeof(*keys) > 1 || d % 4 == 0) {  // once per line of 64 bytes
-                    __builtin_prefetch(next + d * BLOCK_KEYS);
-                    __builtin_prefetch(values + d * BLOCK_KEYS);
-                }
-            }
-            V k[LANES];
-            for (int l = 0; l < LANES; l++) k[l] = S::load(keys + d * BLOCK_KEYS + l * W);
+            if constexpr (AHEAD)
+                if (d % PER_LINE == 0)
+                    for (int c = 0; c < FETCHED; c++) __builtin_prefetch(next[c] + d * BLOCK_KEYS);
+            V q[N];
+            for (int i = 0; i < N; i++) q[i] = all(tile.q[at + i][d]);
+#pragma GCC unroll 8
+            for (int c = 0; c < B; c++) {
+                V k[LANES];
+                for (int l = 0; l < LANES; l++) k[l] = S::load(keys[c] + d * BLOCK_KEYS + l * W);
 #pragma GCC unroll 12
-            for (int i = 0; i < N; i++) {
-                V q = all(tile.q[at + i][d]);
-                for (int l = 0; l < LANES; l++) acc[i][l] = fma(q, k[l], acc[i][l]);
+                for (int i = 0; i < N; i++)
+                    for (int l = 0; l < LANES; l++) acc[c][i][l] = fma(q[i], k[l], acc[c][i][l]);
             }
         }
         float* out = scores + (size_t)at * SEGMENT_KEYS + b * BLOCK_KEYS - base();
-        for (int i = 0; i < N; i++)
-            for (int l = 0; l < LANES; l++) store(out + i * SEGMENT_KEYS + l * W, acc[i][l]);
+        for (int c = 0; c < B; c++, out += BLOCK_KEYS)
+            for (int i = 0; i < N; i++)
+                for (int l = 0; l < LANES; l++) store(out + i * SEGMENT_KEYS + l * W, acc[c][i][l]);
+    }
+
+    // All blocks of the segment from b on, B at a time, what is left in halves.
+    template <int N, int B>
+    void scores_ahead(const Tile& tile, int b, float* scores_of) const {
+        for (; b + B <= end_block(); b += B) scores<N, B, true>(tile, 0, b, scores_of);
+        if constexpr (B > 1)
+            if (b < end_block()) scores_ahead<N, B / 2>(tile, b, scores_of);
     }
 
     // part[i][D] = sum over keys of weight[i][key - base] * v[key]. Slots outside the segment are not read: they may
     // hold anything, and 0 * nan is nan.
-    template <int N, int C>
+    template <int N, int C, bool AHEAD>
     void values(int at, int d, const float* weight, float* part) const {
         V acc[N][C];
         for (int i = 0; i < N; i++)
             for (int c = 0; c < C; c++) acc[i][c] = zero();
-        for (int b = first / BLOCK_KEYS; b * BLOCK_KEYS < last; b++) {
+        for (int b = first_block(); b < end_block(); b++) {
             const int begin = std::max(first, b * BLOCK_KEYS), end = std::min(last, (b + 1) * BLOCK_KEYS);
             const auto* v = block(a.kv.v, b) + (size_t)(begin - b * BLOCK_KEYS) * a.head_dim + d;
+            const auto* ahead = values_of(b + BLOCKS_AHEAD) + d;
             const float* w = weight + (size_t)at * SEGMENT_KEYS - base();
-            for (int j = begin; j < end; j++, v += a.head_dim) {
+            for (int j = begin; j < end; j++, v += a.head_dim, ahead += a.head_dim) {
+                if constexpr (AHEAD)
+                    for (int c = 0; c < C * W; c += 64 / sizeof *v) __builtin_prefetch(ahead + c);
                 V value[C];
                 for (int c = 0; c < C; c++) value[c] = S::load(v + c * W);
 #pragma GCC unroll 6
@@ -164,11 +195,12 @@ struct Segment {
             for (int c = 0; c < C; c++) store(part + (size_t)(at + i) * a.head_dim + d + c * W, acc[i][c]);
     }
 
-    template <int N>
+    template <int N, bool AHEAD>
     void values(int at, const float* weight, float* part) const {
+        constexpr int C = std::max(2, fitting(N, VALUE_SUMS));
         int d = 0;
-        for (; d + 2 * W <= a.head_dim; d += 2 * W) values<N, 2>(at, d, weight, part);
-        if (d < a.head_dim) values<N, 1>(at, d, weight, part);
+        for (; d + C * W <= a.head_dim; d += C * W) values<N, C, AHEAD>(at, d, weight, part);
+        for (; d < a.head_dim; d += W) values<N, 1, AHEAD>(at, d, weight, part);
     }
 
     // Scores -> weights of one query in place; its highest score and the sum of its weights.
@@ -200,19 +232,23 @@ struct Segment {
 
     // This segment's share of every query of the tile: part [count, D], top and mass [count].
     void share(const Tile& tile, float* scratch, float* part, float* top, float* mass) const {
-        for (int b = first / BLOCK_KEYS; b * BLOCK_KEYS < last; b++) {
-            if (tile.count <= SCORE_QUERIES)
+        const bool few = tile.count <= SCORE_QUERIES;
+        if (few)
+            in_tiles<SCORE_QUERIES>(0, tile.count, [&](auto n, int) {
+                constexpr int N = decltype(n)::value;
+                scores_ahead<N, fitting(N, SCORE_QUERIES)>(tile, first_block(), scratch);
+            });
+        else
+            for (int b = first_block(); b < end_block(); b++)
                 in_tiles<SCORE_QUERIES>(0, tile.count, [&](auto n, int at) {
-                    scores<decltype(n)::value, true>(tile, at, b, scratch);
+                    scores<decltype(n)::value, 1, false>(tile, at, b, scratch);
                 });
-            else
-                in_tiles<SCORE_QUERIES>(0, tile.count, [&](auto n, int at) {
-                    scores<decltype(n)::value, false>(tile, at, b, scratch);
-                });
-        }
         for (int i = 0; i < tile.count; i++)
             weigh(scratch + (size_t)i * SEGMENT_KEYS, tile.position[i], top + i, mass + i);
-        in_tiles<VALUE_QUERIES>(0, tile.count, [&](auto n, int at) { values<decltype(n)::value>(at, scratch, part); });
+        in_tiles<VALUE_QUERIES>(0, tile.count, [&](auto n, int at) {
+            constexpr int N = decltype(n)::value;
+            few ? values<N, true>(at, scratch, part) : values<N, false>(at, scratch, part);
+        });
     }
 };
 
