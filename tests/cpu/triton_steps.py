@@ -15,12 +15,14 @@ from tests.cpu.captured_steps import Side, prompts, run_again, steps
 from tests.cpu.tiny_models import CPU, DENSE, SMALL_HYBRID, load, random_model, save
 from troth.cache.storage import CacheStorage
 from troth.contracts.cache_spec import attention_groups
+from troth.contracts.names import BLOCK_TOKENS
 from troth.contracts.plan import StepPlan
 from troth.models.family import Model, Placement
 from troth.nn.batch import Batch
 from troth.ops import registry
 from troth.ops.attention import attention
 from troth.ops.gated_delta import gated_delta
+from troth.ops.impl.triton_attention_whole import LEAST_TOKENS, ROUNDED_TOKENS
 from troth.ops.rotary_kv_write import rotary_kv_write
 from troth.ops.short_conv import short_conv
 from troth.run import rehearsal
@@ -118,3 +120,13 @@ def test_rehearsal_computes_steps_of_every_width_and_leaves_caches_alone(
         assert torch.equal(was.isnan(), tensor.isnan())
     of_rows = [(rows, rows, width) for rows in (1, 2) for width in (1, 2, 4, 8)]
     assert seen == [*of_rows, (1, 2, 8), (1, 4, 8), (1, 16, 16)]
+
+
+def test_rehearsal_computes_whole_prompts_of_each_length_that_has_a_plan_of_its_own() -> None:
+    """Or the first request of such a length waits for cuDNN."""
+    assert (rehearsal.WHOLE_TOKENS, rehearsal.WHOLE_APART) == (LEAST_TOKENS, ROUNDED_TOKENS)
+    whole = [step for step in rehearsal.steps(4, (8, 256), 8192) if step.width >= LEAST_TOKENS]
+    assert [(step.tokens, step.width, step.context) for step in whole] == [(n, n, n) for n in range(1024, 2049, 256)]
+    assert all(step.blocks * BLOCK_TOKENS >= step.tokens for step in whole), "their blocks are in the table"
+    assert [step.tokens for step in rehearsal.steps(4, (8, 90), 8192) if step.width >= LEAST_TOKENS] == [1024, 1280]
+    assert not [step for step in rehearsal.steps(4, (8, 256), 1000) if step.width >= LEAST_TOKENS]
