@@ -56,13 +56,32 @@ inline int keyed_winner(const float* scores, const int* ids, int count, uint64_t
     return ids ? ids[winner] : winner;
 }
 
-inline int first_largest(const float* x, int count) {
-    V highest = all(-INFINITY);
+constexpr int CHAINS = 4;  // vectors side by side: one alone waits for itself
+
+inline float largest_of(const float* x, int count) {
+    V highest[CHAINS];
+    for (int c = 0; c < CHAINS; c++) highest[c] = all(-INFINITY);
     int i = 0;
-    for (; i + W <= count; i += W) highest = max(highest, load(x + i));
-    float top = largest(highest);
+    for (; i + CHAINS * W <= count; i += CHAINS * W)
+        for (int c = 0; c < CHAINS; c++) highest[c] = max(highest[c], load(x + i + c * W));
+    float top = largest(max(max(highest[0], highest[1]), max(highest[2], highest[3])));
     for (; i < count; i++) top = std::max(top, x[i]);
-    for (i = 0; i < count; i++)
+    return top;
+}
+
+// Piece by piece, so that only one piece is looked through for the place.
+inline int first_largest(const float* x, int count) {
+    constexpr int PIECE = 1024;
+    float top = -INFINITY;
+    int place = 0;
+    for (int first = 0; first < count; first += PIECE) {
+        const float here = largest_of(x + first, std::min(PIECE, count - first));
+        if (here > top) {
+            top = here;
+            place = first;
+        }
+    }
+    for (int i = place; i < count; i++)
         if (x[i] == top) return i;
     return 0;
 }
@@ -210,10 +229,12 @@ inline void finite(const void* arguments, Turn turn) {
     const auto& a = *(const FiniteArguments*)arguments;
     for (int r; (r = turn.take(a.rows)) >= 0;) {
         const float* x = a.x + (size_t)r * a.width;
-        V zeros = zero();
+        V zeros[CHAINS];
+        for (int c = 0; c < CHAINS; c++) zeros[c] = zero();
         int i = 0;
-        for (; i + W <= a.width; i += W) zeros = fma(load(x + i), zero(), zeros);
-        float total = sum(zeros);
+        for (; i + CHAINS * W <= a.width; i += CHAINS * W)
+            for (int c = 0; c < CHAINS; c++) zeros[c] = fma(load(x + i + c * W), zero(), zeros[c]);
+        float total = sum((zeros[0] + zeros[1]) + (zeros[2] + zeros[3]));
         for (; i < a.width; i++) total += x[i] * 0.0f;
         a.finite[r] = total == 0.0f;
     }
