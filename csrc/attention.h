@@ -23,10 +23,10 @@ constexpr int TILE_QUERIES = 24;
 constexpr int LANES = BLOCK_KEYS / W;         // vectors per 16 keys
 constexpr int SCORE_QUERIES = 12 / LANES;     // twelve sums in registers hide the latency of a multiply-add
 constexpr int VALUE_QUERIES = 6;              // the same with two vectors of values
-constexpr int VALUE_SUMS = LANES == 2 ? 8 : 16;  // of few queries: what registers hold beside the values themselves
-constexpr int BLOCKS_AHEAD = 4;               // of values that are fetched while others are met
+constexpr int VALUE_SUMS = LANES == 2 ? 8 : 16;  // what registers hold beside the values themselves
+constexpr int BLOCKS_AHEAD = 4;               // at least as many are fetched while others are met
 
-// The largest power of two up to 8 of which `each` make no more than `most`.
+// The largest n of 1, 2, 4 and 8 with n * each <= most.
 constexpr int fitting(int each, int most) {
     int n = 1;
     while (n < 8 && 2 * n * each <= most) n *= 2;
@@ -122,8 +122,8 @@ struct Segment {
     }
 
     // scores[i][key - base] of queries at .. at + N - 1 and the 16 keys of each of blocks b .. b + B - 1: with few queries
-    // sums of several blocks grow side by side, each in the order it always has. AHEAD: keys of as many blocks behind them
-    // are fetched meanwhile, or the first values, which pays where every key is met once.
+    // sums of several blocks grow side by side, each in the order it always has. AHEAD: keys of blocks behind them are
+    // fetched meanwhile, and the first values at the end, which pays where every key is met once.
     template <int N, int B, bool AHEAD>
     void scores(const Tile& tile, int at, int b, float* scores) const {
         constexpr int PER_LINE = 4 / sizeof(typename S::type);  // values of a head whose 16 keys are a line of 64 bytes
@@ -135,9 +135,11 @@ struct Segment {
             for (int i = 0; i < N; i++)
                 for (int l = 0; l < LANES; l++) acc[c][i][l] = zero();
         }
-        const bool is_last = b + B >= end_block();
-        for (int c = 0; c < FETCHED; c++)
-            next[c] = is_last ? values_of(first_block() + c) : block(a.kv.k, std::min(b + B + c, end_block() - 1));
+        if constexpr (AHEAD) {
+            const bool is_last = b + B >= end_block();
+            for (int c = 0; c < FETCHED; c++)
+                next[c] = is_last ? values_of(first_block() + c) : block(a.kv.k, std::min(b + B + c, end_block() - 1));
+        }
         for (int d = 0; d < a.head_dim; d++) {
             if constexpr (AHEAD)
                 if (d % PER_LINE == 0)
@@ -197,10 +199,15 @@ struct Segment {
 
     template <int N, bool AHEAD>
     void values(int at, const float* weight, float* part) const {
-        constexpr int C = std::max(2, fitting(N, VALUE_SUMS));
-        int d = 0;
+        values_from<N, std::max(2, fitting(N, VALUE_SUMS)), AHEAD>(at, 0, weight, part);
+    }
+
+    // Dimensions d and up, C vectors at a time, what is left in halves.
+    template <int N, int C, bool AHEAD>
+    void values_from(int at, int d, const float* weight, float* part) const {
         for (; d + C * W <= a.head_dim; d += C * W) values<N, C, AHEAD>(at, d, weight, part);
-        for (; d < a.head_dim; d += W) values<N, 1, AHEAD>(at, d, weight, part);
+        if constexpr (C > 1)
+            if (d < a.head_dim) values_from<N, C / 2, AHEAD>(at, d, weight, part);
     }
 
     // Scores -> weights of one query in place; its highest score and the sum of its weights.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -22,11 +22,15 @@ from troth.ops.rotary_kv_write import rotary_kv_write
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 
-def between_others(kv: LayerKV) -> LayerKV:
-    """The same blocks, with something of other layers between any two of them."""
+OTHERS = 255
+"""What lies between blocks, as bytes."""
+
+
+def between_others(kv: LayerKV) -> tuple[LayerKV, Tensor]:
+    """The same blocks, 64 bytes of others before and behind each; and all of that, uint8 [N, bytes]."""
     held = kv.tensors()
     sizes = [tensor[0].numel() * tensor.element_size() for tensor in held.values()]
-    pool_NB = torch.full((len(kv.k_NKDS), sum(sizes) + 128), 255, dtype=torch.uint8)
+    pool_NB = torch.full((len(kv.k_NKDS), sum(sizes) + 128), OTHERS, dtype=torch.uint8)
     moved, first = list[Tensor](), 64
     for tensor, size in zip(held.values(), sizes, strict=True):
         place = pool_NB[:, first : first + size].view(tensor.dtype).view(tensor.shape)
@@ -34,11 +38,7 @@ def between_others(kv: LayerKV) -> LayerKV:
         moved.append(place)
         first += size
     assert not moved[0].is_contiguous()
-    return LayerKV(*moved)
-
-
-def moved(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(between_others(argument) if isinstance(argument, LayerKV) else argument for argument in arguments)
+    return LayerKV(*moved), pool_NB
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -56,11 +56,17 @@ def bits(tensor: Tensor) -> Tensor:
     ],
 )
 def test_an_op_finds_blocks_between_those_of_other_layers(op: Op[..., Tensor], provider: str, case: Case) -> None:
-    together, apart = case.make(inputs()), moved(case.make(inputs()))
+    together, apart = case.make(inputs()), list(case.make(inputs()))
+    (place,) = (i for i, argument in enumerate(apart) if isinstance(argument, LayerKV))
+    apart[place], pool_NB = between_others(apart[place])
     want, got = run(op, provider, *together), run(op, provider, *apart)
     assert torch.equal(bits(got), bits(want))
-    for ours, theirs in zip(tensors(apart), tensors(together), strict=True):
+    for ours, theirs in zip(tensors(tuple(apart)), tensors(together), strict=True):
         assert torch.equal(bits(ours), bits(theirs)), "what the op wrote"
+    first, held = 64, apart[place].tensors().values()
+    end = first + sum(tensor[0].numel() * tensor.element_size() for tensor in held)
+    assert bool((pool_NB[:, :first] == OTHERS).all())
+    assert bool((pool_NB[:, end:] == OTHERS).all()), "the op wrote beside its blocks"
 
 
 @pytest.mark.parametrize("kv_dtype", ["float16", "int8"])
@@ -71,6 +77,7 @@ def test_a_block_of_all_layers_is_one_stretch_of_memory(kv_dtype: str) -> None:
     ((pool_NB,),) = cache.pools
     assert len(pool_NB) == 7 + SPARE_BLOCKS
     begin, stride = pool_NB.data_ptr(), pool_NB.stride(0)
+    assert begin % mmap.PAGESIZE == 0, "or each line of keys would be two"
     places = list[tuple[int, int]]()
     for kv in cache.kv.values():
         for tensor in kv.tensors().values():

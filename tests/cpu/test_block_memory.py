@@ -14,14 +14,14 @@ from troth.contracts.names import BlockId
 
 CPU = torch.device("cpu")
 SPECS = tuple(
-    AttentionSpec(layers=layers, num_kv_heads=3, head_dim=40, value_dim=24, element_bytes=2, window=window)
+    AttentionSpec(layers=layers, num_kv_heads=3, head_dim=44, value_dim=24, element_bytes=2, window=window)
     for layers, window in (((0, 2), None), ((1,), 64))
 )
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="madvise(2) gives memory back on Linux alone")
 
 
 def test_block_memory_leaves_every_other_block_as_it_is() -> None:
-    """Blocks of 3,840 and 2,304 bytes: no page boundary is one of theirs."""
+    """Blocks of 13,056 and 6,528 bytes: pages belong to two of them."""
     cache = CacheStorage(SPECS, (64, 32), 1, dtype=torch.float16, device=CPU)
     for layer, kv in cache.kv.items():
         kv.k_NKDS.fill_(layer + 1)

@@ -67,3 +67,9 @@ def test_sample_greedy_takes_the_lowest_id_among_equals(provider: str) -> None:
     logits_RV[2, 99] = 1.0
     draws = draws_of([{"temperature": 0.0}] * 3, [0, 1, 2], CPU)
     assert run(sample, provider, logits_RV, draws).tolist() == [0, 40, 99]
+    # Far apart in a long row: providers look through it piece by piece.
+    logits_RV = torch.full((4, 5003), -1.0)
+    for r, ids in enumerate(((1023, 1024), (2900, 1500, 4999), (5002,), (4096, 4100))):
+        logits_RV[r, list(ids)] = 3.0
+    draws = draws_of([{"temperature": 0.0}] * 4, [0, 1, 2, 3], CPU)
+    assert run(sample, provider, logits_RV, draws).tolist() == [1023, 1500, 5002, 4096]

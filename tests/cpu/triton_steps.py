@@ -128,5 +128,11 @@ def test_rehearsal_computes_whole_prompts_of_each_length_that_has_a_plan_of_its_
     whole = [step for step in rehearsal.steps(4, (8, 256), 8192) if step.width >= LEAST_TOKENS]
     assert [(step.tokens, step.width, step.context) for step in whole] == [(n, n, n) for n in range(1024, 2049, 256)]
     assert all(step.blocks * BLOCK_TOKENS >= step.tokens for step in whole), "their blocks are in the table"
-    assert [step.tokens for step in rehearsal.steps(4, (8, 90), 8192) if step.width >= LEAST_TOKENS] == [1024, 1280]
+    assert [step.tokens for step in rehearsal.steps(4, (8, 90), 8192) if step.width >= LEAST_TOKENS] == [
+        1024,
+        1280,
+        1440,
+    ]
+    assert [step.tokens for step in rehearsal.steps(4, (8, 80), 8192) if step.width >= LEAST_TOKENS] == [1024, 1280]
+    assert [step.tokens for step in rehearsal.steps(4, (8, 256), 1030) if step.width >= LEAST_TOKENS] == [1024, 1030]
     assert not [step for step in rehearsal.steps(4, (8, 256), 1000) if step.width >= LEAST_TOKENS]

@@ -27,7 +27,7 @@ _OWN: Final = ("RssAnon:", "RssShmem:")
 _MADV_DONTNEED: Final = 4
 """On Linux; other systems keep the content."""
 MAX_RUNS: Final = 256
-"""Stretches of blocks given back at once, the longest: some 10 ms of system calls for 30 layers."""
+"""Stretches of blocks given back at once, the longest: each is a system call."""
 
 
 def held_bytes(device: torch.device) -> Callable[[], int | None]:

@@ -16,6 +16,7 @@ blocks are used (docs/adr/0020); elsewhere each of these tensors is one.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from typing import Final
 
@@ -33,7 +34,7 @@ from troth.ops.layer_kv import LayerKV
 SPARE_BLOCKS: Final = 1
 """At the end of each pool, nobody's: where block -1 of a padding row lies."""
 _ALIGNED_BYTES: Final = 64
-"""Where tensors of a block begin: a line of a processor's cache."""
+"""Where tensors of a block begin: a line of a processor's cache. Pools begin with a page."""
 
 
 class CacheStorage:
@@ -157,9 +158,7 @@ class CacheStorage:
         """A tensor that counts to these caches' bytes. Raises OutOfMemory."""
         try:
             if device.type == "cpu":
-                # calloc'ed pages cost nothing until a block is used; torch.zeros would touch them all (3 s for 3 GB).
-                raw = np.zeros(torch.Size(shape).numel() * dtype.itemsize, dtype=np.uint8)
-                tensor = torch.from_numpy(raw).view(dtype).view(shape)
+                tensor = _untouched_zeros(torch.Size(shape).numel() * dtype.itemsize).view(dtype).view(shape)
             else:
                 tensor = torch.zeros(shape, dtype=dtype, device=device)
         except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
@@ -195,3 +194,12 @@ def _view(pool_NB: Tensor, first: int, spec: AttentionSpec, dtype: torch.dtype) 
         views.append(pool_NB[:, first : first + size].view(kind).view(len(pool_NB), *shape))
         first += _in_lines(shape, kind)
     return LayerKV(*views)
+
+
+def _untouched_zeros(num_bytes: int) -> Tensor:
+    """uint8 [num_bytes], from the beginning of a page: calloc'ed pages cost nothing until a block is used, and
+    torch.zeros would touch them all (3 s for 3 GB).
+    """
+    raw = np.zeros(num_bytes + mmap.PAGESIZE, dtype=np.uint8)
+    first = -raw.ctypes.data % mmap.PAGESIZE
+    return torch.from_numpy(raw[first : first + num_bytes])

@@ -31,6 +31,10 @@ _STEPS: Final[dict[str, Sequence[RowSpec]]] = {
     "continued-prompt": [(0, 19, 15)],
     "mixed": [(3, 40, 1), (1, 3, 1), (0, 0, 33), (2, 30, 2)],
 }
+_LONG_STEP: Final = [(1, 299, 1), (0, 530, 1), (2, 280, 3)]
+"""Contexts of several segments of 256 keys, in which providers fetch ahead and share work out."""
+_LONG_HEADS: Final = ((2, 2, 64), (4, 2, 128), (8, 1, 64))
+_LONG_WINDOWS: Final = (None, 40, 290)
 _HEADS: Final = ((1, 1, 32), (4, 2, 64), (9, 3, 80), (8, 1, 128), (3, 3, 256))
 """Query heads, key-value heads, head size."""
 _CODED: Final = {"int8": (torch.int8, _HEADS), "fp8": (FP8, _HEADS[:3])}
@@ -43,6 +47,11 @@ _CODED_WINDOWS: Final = (None, 17)
 def _grid() -> Iterator[Case]:
     for (step, specs), heads, window in product(_STEPS.items(), _HEADS, _WINDOWS):
         yield Case(f"{step}-{sizes(*heads)}-window-{window}", partial(_arguments, specs, heads, window, None))
+    for heads, window in product(_LONG_HEADS, _LONG_WINDOWS):
+        for form, dtype in (("", None), ("-int8", torch.int8)):
+            yield Case(
+                f"long-{sizes(*heads)}-window-{window}{form}", partial(_arguments, _LONG_STEP, heads, window, dtype)
+            )
     for (form, (dtype, some_heads)), (step, specs), window in product(_CODED.items(), _STEPS.items(), _CODED_WINDOWS):
         for heads in some_heads:
             name = f"{step}-{sizes(*heads)}-window-{window}-{form}"

@@ -93,7 +93,7 @@ _FILTERS: Final[tuple[dict[str, float], ...]] = (
 
 
 def _grid() -> Iterator[Case]:
-    for greedy, shape in ((True, (3, 50)), (False, (1, 1)), (False, (7, 50)), (False, (29, 1031))):
+    for greedy, shape in ((True, (3, 50)), (True, (3, 5003)), (False, (1, 1)), (False, (7, 50)), (False, (29, 1031))):
         yield Case(f"{'greedy-' * greedy}{sizes(*shape)}", partial(_arguments, shape, greedy))
     for greedy, shape in ((True, (8, 151936)), (False, (1, 151936)), (False, (8, 151936))):
         yield Case(f"{'greedy-' * greedy}{sizes(*shape)}", partial(_arguments, shape, greedy), timed=True)

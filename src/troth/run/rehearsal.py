@@ -2,7 +2,7 @@
 
 A kernel is compiled anew for some numbers of tokens and rows, and for some widths of rows and tables. A load compiles
 what its own first steps launch (``first_kernels.py``), an idle engine all others. The device finds nobody in these
-steps, and neither reads nor writes a cache.
+steps: it writes no cache, and what it makes of one is thrown away.
 Refuses to know kernels: it goes through the numbers at which they may change. Next: ``warmup.py``.
 """
 
@@ -194,8 +194,10 @@ def steps(max_rows: int, widths: tuple[int, int], step_tokens: int) -> Iterator[
         tokens *= 2
     yield chunk_step(widths[0])
     longest = min(MOST_TOKENS, step_tokens, widths[1] * BLOCK_TOKENS)
-    for tokens in range(WHOLE_TOKENS, longest + 1, WHOLE_APART):
-        yield Step(1, tokens, tokens, widths[1], tokens)
+    for tokens in range(WHOLE_TOKENS, longest + WHOLE_APART, WHOLE_APART):
+        length = min(tokens, longest)  # rounded up it has a plan, too
+        if length >= WHOLE_TOKENS:
+            yield Step(1, length, length, widths[1], length)
 
 
 def chunk_step(blocks: int) -> Step:

@@ -28,7 +28,14 @@ def _takes_cache(kv: LayerKV) -> bool:
         # A block is whole; others may lie between it and the next one.
         and k.stride() == (k.stride(0), head_dim * BLOCK_TOKENS, BLOCK_TOKENS, 1)
         and kv.v_NKSD.stride() == (k.stride(0), head_dim * BLOCK_TOKENS, head_dim, 1)
+        and _same_places(kv.k_scale_NKS, kv.v_scale_NKS)
     )
+
+
+def _same_places(k_scale_NKS: Tensor | None, v_scale_NKS: Tensor | None) -> bool:
+    if k_scale_NKS is None or v_scale_NKS is None:
+        return k_scale_NKS is v_scale_NKS
+    return k_scale_NKS.stride() == v_scale_NKS.stride() and k_scale_NKS.stride()[1:] == (BLOCK_TOKENS, 1)
 
 
 def _takes_attention(
