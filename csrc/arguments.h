@@ -11,7 +11,11 @@
 namespace troth {
 
 enum Format : int { FORMAT_Q4_0, FORMAT_Q4_1, FORMAT_Q5_0, FORMAT_Q5_1, FORMAT_Q8_0, FORMAT_Q4_K, FORMAT_Q5_K,
-                    FORMAT_Q6_K, FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMATS };
+                    FORMAT_Q6_K, FORMAT_A4_32, FORMAT_A4_64, FORMAT_A4_128, FORMAT_A8_32, FORMAT_A8_64, FORMAT_A8_128,
+                    FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMATS };
+
+// Whether inputs can meet weights of a format as integers of 8 bits (fours.h).
+constexpr bool has_fours(int format) { return format <= FORMAT_Q6_K && format != FORMAT_Q8_0; }
 
 enum KvType : int { KV_F32, KV_F16, KV_BF16, KV_I8 };
 

@@ -58,11 +58,17 @@ std::vector<uint8_t> quantised(Random& random, int format) {
     std::vector<uint8_t> rows((size_t)OUTPUTS * INPUTS / size.block * size.bytes);
     for (auto& byte : rows) byte = (uint8_t)random.bits();
     const bool has_minimum = format == FORMAT_Q4_1 || format == FORMAT_Q5_1 || format == FORMAT_Q4_K || format == FORMAT_Q5_K;
-    for (size_t block = 0; block < rows.size(); block += size.bytes)
+    for (size_t block = 0; block < rows.size(); block += size.bytes) {
+        if (format > FORMAT_Q6_K) {  // affine: two float32 numbers
+            const float numbers[2] = {random.number() / 256, random.number()};
+            memcpy(&rows[block], numbers, sizeof numbers);
+            continue;
+        }
         for (int i = 0; i <= (int)has_minimum; i++) {
             const uint16_t scale = (uint16_t)(0x1c00 | (random.bits() & 0x83ff));
             memcpy(&rows[block + (format == FORMAT_Q6_K ? 208 : 2 * i)], &scale, 2);
         }
+    }
     return rows;
 }
 
@@ -98,7 +104,7 @@ void products(const Kernels& kernels, Random& random, Results& results) {
         const LinearArguments arguments{&part, 1, INPUTS, OUTPUTS, bias.data(), x.data(), y.data(), EXACT, TOKENS,
                                         nullptr, nullptr};
         run(kernels.linear, arguments);
-        if (format < FORMAT_F32 && format != FORMAT_Q8_0) {
+        if (has_fours(format)) {
             auto& rounded = results["linear of 8-bit inputs " + name];
             rounded.resize(y.size());
             WeightPart fours = part;

@@ -29,6 +29,12 @@ inline void with_format(int format, Visit visit) {
         case FORMAT_Q4_K: visit(Packed4_K{}); break;
         case FORMAT_Q5_K: visit(Packed5_K{}); break;
         case FORMAT_Q6_K: visit(Packed6_K{}); break;
+        case FORMAT_A4_32: visit(PackedAffine<4, 1>{}); break;
+        case FORMAT_A4_64: visit(PackedAffine<4, 2>{}); break;
+        case FORMAT_A4_128: visit(PackedAffine<4, 4>{}); break;
+        case FORMAT_A8_32: visit(PackedAffine<8, 1>{}); break;
+        case FORMAT_A8_64: visit(PackedAffine<8, 2>{}); break;
+        case FORMAT_A8_128: visit(PackedAffine<8, 4>{}); break;
         case FORMAT_F32: visit(F32{}); break;
         case FORMAT_F16: visit(F16{}); break;
         default: visit(BF16{}); break;

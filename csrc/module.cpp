@@ -38,8 +38,7 @@ struct Weight {
 
     void add(int format, uintptr_t rows, size_t row_bytes, int count, bool fours) {
         if (format < 0 || format >= FORMATS) throw std::invalid_argument("unknown weight format");
-        if (fours && (format >= FORMAT_F32 || format == FORMAT_Q8_0))
-            throw std::invalid_argument("inputs of this format are not rounded to 8 bits");
+        if (fours && !has_fours(format)) throw std::invalid_argument("inputs of this format are not rounded to 8 bits");
         parts.push_back({format, at<const uint8_t>(rows), row_bytes, count, fours});
         outputs += count;
     }
@@ -223,7 +222,7 @@ private:
 NB_MODULE(_cpu, m) {
     using namespace troth;
     m.doc() = "CPU kernels of Troth. Use through troth.ops; addresses are not checked.";
-    m.attr("INTERFACE") = 9;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
+    m.attr("INTERFACE") = 10;  // counts changes of what ops/impl/cpu.py calls: a stale build is found before it fails
     m.def("instruction_sets", &instruction_sets, "Names this processor can run, widest first.");
     m.def("group_bytes", &group_bytes, "Bytes of 16 packed rows of a quantised format.");
     nb::class_<StepRows>(m, "StepRows")

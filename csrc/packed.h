@@ -16,6 +16,8 @@
 //   Q4_K   256     d f16[16] | m f16[16] | 8 x { scale u8[16] | minimum u8[16] | quants u32[4][16] }
 //   Q5_K   256     the same with high u32[16] before the quants
 //   Q6_K   256     d f16[16] | 8 x { scale i8[2][16] | high u32[2][16] | quants u32[4][16] }
+//   A4_G   G       scale f32[16] | minimum f32[16] | G / 32 x { quants u32[4][16] }; G is 32, 64 or 128
+//   A8_G   G       scale f32[16] | minimum f32[16] | G / 32 x { quants u32[8][16], as in Q8_0 but without a sign }
 #pragma once
 
 #include "formats.h"
@@ -197,6 +199,24 @@ struct Packed6_K : Layout<32, 8, 32, 2, 4> {
         nibble_planes(quants(block, s), i, lanes, out);
         out[0] |= (i < 2 ? low << (4 - 2 * i) : low >> (2 * i - 4)) & 0x30303030u;
         out[1] |= (i < 2 ? up << (4 - 2 * i) : up >> (2 * i - 4)) & 0x30303030u;
+    }
+};
+
+// Group-affine quants (MLX, AWQ and GPTQ have such groups): a scale and a minimum in float32, which holds what those have as
+// float16, bfloat16 or integers, for every 32 * SUBS weights.
+template <int WORDS, int SUBS>
+struct PackedAffine : Layout<128, SUBS, 0, 0, WORDS> {
+    static constexpr int ZERO = 0;
+    static constexpr bool MINIMUM = true;
+    static constexpr int LARGEST = 0;  // inputs are not rounded to 8 bits
+    static V scale(const uint8_t* block, int, int, int lanes) { return load((const float*)block + lanes * W); }
+    static V minimum(const uint8_t* block, int, int lanes) { return load((const float*)block + 16 + lanes * W); }
+    static void pairs(const uint8_t* block, int s, int i, int lanes, I* out) {
+        const uint8_t* words = PackedAffine::quants(block, s);
+        if constexpr (WORDS == 4)
+            nibble_pairs(words, i, lanes, out);
+        else
+            plane_pairs(load_words(words + 64 * i + 4 * W * lanes), load_words(words + 64 * (i + 4) + 4 * W * lanes), out);
     }
 };
 

@@ -1,4 +1,5 @@
-// From rows in file layout (ggml's blocks, GGUF specification) to groups of 16 rows (packed.h). Once per weight, at load.
+// From rows in file layout (ggml's blocks, GGUF specification; affine groups as weights/affine.py lays them out) to groups of
+// 16 rows (packed.h). Once per weight, at load.
 //
 // Plain C++: the same for every instruction set.
 #pragma once
@@ -64,6 +65,18 @@ inline Sizes sizes(int format) {
         case FORMAT_Q4_K: return {256, 144, 2368};
         case FORMAT_Q5_K: return {256, 176, 2880};
         case FORMAT_Q6_K: return {256, 210, 3360};
+        case FORMAT_A4_32:
+        case FORMAT_A4_64:
+        case FORMAT_A4_128: {
+            const int subs = 1 << (format - FORMAT_A4_32);
+            return {32 * subs, 8 + 16 * subs, 128 + 256 * subs};
+        }
+        case FORMAT_A8_32:
+        case FORMAT_A8_64:
+        case FORMAT_A8_128: {
+            const int subs = 1 << (format - FORMAT_A8_32);
+            return {32 * subs, 8 + 32 * subs, 128 + 512 * subs};
+        }
         default: return {0, 0, 0};
     }
 }
@@ -135,6 +148,16 @@ inline void pack_block(int format, const uint8_t* from, int row, uint8_t* to) {
                 put_nibbles(to, row, nibbles);
                 to += 256;
             }
+            return;
+        }
+        case FORMAT_A4_32:
+        case FORMAT_A4_64:
+        case FORMAT_A4_128:
+        case FORMAT_A8_32:
+        case FORMAT_A8_64:
+        case FORMAT_A8_128: {
+            const int words = (sizes(format).bytes - 8) / 4;
+            for (int i = 0; i < 2 + words; i++) put_word(to, i, row, word_at(from + 4 * i));
             return;
         }
         default: return;

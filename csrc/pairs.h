@@ -3,7 +3,7 @@
 // 32 inputs are rounded to integers of 16 bits that share a float32 scale: x = scale * code, off by at most half a scale,
 // 1.5e-5 of the largest of them. What follows is exact: a processor multiplies pairs of such integers and adds the two
 // products to a sum of 32 bits in one or two instructions, each twice as many products as one of float32 numbers, and
-// integer sums do not depend on their order. |quant| <= 128, so 32 products stay below 2^27.
+// integer sums do not depend on their order. |quant| <= 255, so 32 products stay below 2^28.
 //
 // Pair p of 16 holds inputs pair_input(p) and pair_input(p) + 2 in the low and the high half of its lane: the order in
 // which quants leave their words (packed.h).

@@ -29,7 +29,7 @@ from troth.ops.sample import sample
 from troth.ops.short_conv import short_conv
 from troth.ops.sigmoid_gate import sigmoid_gate
 
-QUANTISED = [*(form for form in FORMS if form.startswith("Q")), *ROUNDING_FORMS]
+QUANTISED = [*(form for form in FORMS if form.startswith(("Q", "A"))), *ROUNDING_FORMS]
 NAMES: list[str] = [] if cpu.unavailable() else cpu.instruction_sets()
 OTHERS = [name for name in NAMES if name != cpu.exact_set()] if NAMES else []
 pytestmark = [

@@ -47,7 +47,8 @@ def embedding(token_ids_T: Tensor, weight: Any, dtype: torch.dtype, scale: float
     if isinstance(table, QuantTensor):
         rows_TD = table.rows(token_ids_T.cpu()).to(device=token_ids_T.device, dtype=dtype)
     else:
-        rows_TD = dense(table, table.dtype, token_ids_T.device)[token_ids_T].to(dtype)
+        held = table.dtype if isinstance(table, Tensor) else torch.float32
+        rows_TD = dense(table, held, token_ids_T.device)[token_ids_T].to(dtype)
     return rows_TD if scale == 1.0 else rows_TD.mul_(scale)
 
 

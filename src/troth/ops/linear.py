@@ -2,10 +2,11 @@
 
 Legend: T tokens, I inputs, O outputs.
 
-Weights come from the artifact as rows of numbers (``Tensor``) or of quantised blocks (``QuantTensor``), or they are to
-be rounded (``Fp8Tensor``): then each token's inputs are rounded as well, whatever the tokens beside it. ``pack`` asks
-the active providers, in order, to turn one or more of them, stacked along O, into the form they compute with; that
-happens once, at load. What nobody packs stays as it is and runs through the reference.
+Weights come from the artifact as rows of numbers (``Tensor``), of quantised blocks (``QuantTensor``) or of affine
+groups (``AffineTensor``), or they are to be rounded (``Fp8Tensor``): then each token's inputs are rounded as well,
+whatever the tokens beside it. ``pack`` asks the active providers, in order, to turn one or more of them, stacked along
+O, into the form they compute with; that happens once, at load. What nobody packs stays as it is and runs through the
+reference.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from troth.artifact.ggml_types import GgmlType
 from troth.ops.codes import FP8, to_codes
 from troth.ops.grid import Case, Inputs, sizes
 from troth.ops.registry import Tolerance, op
+from troth.weights.affine import BITS, GROUP_VALUES, AffineTensor
 from troth.weights.fp8 import Fp8Tensor
 from troth.weights.quantized import QuantTensor
 from troth.weights.upload import placed
 
-RawWeight = Tensor | QuantTensor | Fp8Tensor
+RawWeight = Tensor | QuantTensor | AffineTensor | Fp8Tensor
 
 
 class LinearWeight(Protocol):
@@ -64,31 +66,39 @@ PACKERS: Final[dict[str, Packer]] = {}
 """Provider name -> packer; None from a packer means: not this weight."""
 
 _DENSE_FORMS: Final = ("F32", "F16", "BF16")
-FORMS: Final = (*_DENSE_FORMS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-"""Weights of the grid, by their GGML type: numbers and the commonest quantised blocks."""
+_QUANTISED_FORMS: Final = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+AFFINE_FORMS: Final[dict[str, tuple[int, int]]] = {
+    f"A{bits}-{values}": (bits, values) for bits, values in product(BITS, GROUP_VALUES)
+}
+"""Bits of a code and values of a group, by name."""
+FORMS: Final = (*_DENSE_FORMS, *_QUANTISED_FORMS, *AFFINE_FORMS)
+"""Weights of the grid: numbers and the commonest quantised blocks, by their GGML type, and affine groups."""
 FP8_FORM: Final = "FP8"
 """Those that are rounded at load."""
 ROUNDED_TOGETHER: Final = 32
 """Inputs that share a scale where quantised weights round them."""
 _ROUNDED_INPUTS: Final = "-int8"
-ROUNDING_FORMS: Final = tuple(form + _ROUNDED_INPUTS for form in FORMS if form.startswith("Q") and form != "Q8_0")
+ROUNDING_FORMS: Final = tuple(form + _ROUNDED_INPUTS for form in _QUANTISED_FORMS if form != "Q8_0")
 """Forms whose inputs are rounded."""
 _SHAPES: Final = ((1, 1), (3, 2), (33, 3), (130, 18))
 """Outputs, and inputs in blocks."""
 _FP8_SHAPES: Final = ((5, 24), (33, 96), (144, 576))
 _TIMED_SHAPE: Final = (9728, 2560)
+_TIMED_FORMS: Final = ("BF16", FP8_FORM, "Q8_0", "Q4_K", "Q4_K" + _ROUNDED_INPUTS, "A4-64", "A8-64")
 
 
 def _grid() -> Iterator[Case]:
     for form, (outputs, blocks), num_tokens in product((*FORMS, *ROUNDING_FORMS), _SHAPES, (1, 2, 17)):
-        shape = (outputs, blocks * max(32, GgmlType[form.removesuffix(_ROUNDED_INPUTS)].block_size))
+        shape = (outputs, blocks * max(32, _block_values(form)))
         # One bias per shape: it is added the same way, however many tokens there are.
         name = f"{form}-{sizes(*shape)}-{num_tokens}" + ("-bias" if num_tokens == 2 else "")
         yield Case(name, partial(_arguments, form, shape, num_tokens, num_tokens == 2))
     for shape, num_tokens in product(_FP8_SHAPES, (1, 2, 17, 35)):
         name = f"{FP8_FORM}-{sizes(*shape)}-{num_tokens}" + ("-bias" if num_tokens == 2 else "")
         yield Case(name, partial(_arguments, FP8_FORM, shape, num_tokens, num_tokens == 2))
-    for form, num_tokens in product(("BF16", FP8_FORM, "Q8_0", "Q4_K", "Q4_K" + _ROUNDED_INPUTS), (1, 8, 256)):
+    for form, num_tokens in product(
+        ("BF16", FP8_FORM, "Q8_0", "Q4_K", "Q4_K" + _ROUNDED_INPUTS, "A4-64", "A8-64"), (1, 8, 256)
+    ):
         name = f"{form}-{sizes(*_TIMED_SHAPE)}-{num_tokens}"
         yield Case(name, partial(_arguments, form, _TIMED_SHAPE, num_tokens, False), timed=True)
 
@@ -152,7 +162,7 @@ def pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -
 
 def dense(part: RawWeight, dtype: torch.dtype, device: torch.device) -> Tensor:
     """One weight as an ordinary tensor [O, I]."""
-    if isinstance(part, QuantTensor):
+    if isinstance(part, QuantTensor | AffineTensor):
         return part.dequantize(dtype).to(device)
     if isinstance(part, Fp8Tensor):
         codes_OI, scale_O = to_codes(dense(part.stored, part.stored.dtype, device), FP8)
@@ -186,6 +196,8 @@ def random_weight(inputs: Inputs, form: str, shape: tuple[int, int]) -> RawWeigh
         return (inputs.normal(outputs, width, dtype=torch.float32) * width**-0.5).to(dtype)
     if form == FP8_FORM:
         return Fp8Tensor((inputs.normal(outputs, width, dtype=torch.float32) * width**-0.5).bfloat16())
+    if form in AFFINE_FORMS:
+        return _random_affine(inputs, *AFFINE_FORMS[form], shape)
     ggml_type = GgmlType[form.removesuffix(_ROUNDED_INPUTS)]
     blocks = inputs.bytes(outputs, width // ggml_type.block_size, ggml_type.block_bytes)
     scale = blocks[:, :, _SCALES[ggml_type]].view(torch.float16)
@@ -194,6 +206,21 @@ def random_weight(inputs: Inputs, form: str, shape: tuple[int, int]) -> RawWeigh
     scale.copy_(inputs.bytes(*scale.shape) % 2 * 2.0 - 1.0)
     scale.mul_(width**-0.5 / weight.rows(torch.arange(min(outputs, 16))).std())
     return weight
+
+
+def _random_affine(inputs: Inputs, bits: int, group_values: int, shape: tuple[int, int]) -> AffineTensor:
+    """Any codes, scales of either sign that float16 holds, and minima that put the middle code near 0."""
+    outputs, width = shape
+    codes_OI = inputs.bytes(outputs, width) >> (8 - bits)
+    signs_ON = inputs.bytes(outputs, width // group_values) % 2 * 2.0 - 1.0
+    scale_ON = (signs_ON * (width**-0.5 / 2 ** (bits - 1) * 3**0.5)).half().float()
+    offset_ON = inputs.bytes(outputs, width // group_values).float() / 256 - 0.5
+    return AffineTensor(bits, codes_OI, scale_ON, -scale_ON * (2 ** (bits - 1) + offset_ON))
+
+
+def _block_values(form: str) -> int:
+    """Values that a row of a form holds a multiple of."""
+    return AFFINE_FORMS[form][1] if form in AFFINE_FORMS else GgmlType[form.removesuffix(_ROUNDED_INPUTS)].block_size
 
 
 def _arguments(form: str, shape: tuple[int, int], num_tokens: int, with_bias: bool, inputs: Inputs) -> tuple[Any, ...]:

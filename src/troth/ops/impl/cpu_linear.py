@@ -17,6 +17,7 @@ from torch import Tensor
 from troth.ops.embedding import embedding
 from troth.ops.impl import cpu
 from troth.ops.linear import PACKERS, RawWeight, linear
+from troth.weights.affine import AffineTensor
 from troth.weights.quantized import QuantTensor
 
 if TYPE_CHECKING:
@@ -42,37 +43,61 @@ class CpuLinearWeight:
         return sum(part.numel() * part.element_size() for part in self.memory)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Rows that the kernels read."""
+
+    number: int
+    """Of their format, as ``csrc/arguments.h`` counts."""
+    memory: Tensor
+    """uint8 [O, bytes of a row of blocks], or float [O, I]."""
+    is_rounded: bool = False
+    """Whether inputs meet them as 8 bits."""
+
+    @property
+    def is_blocks(self) -> bool:
+        """Whether they are quantised, and want to be laid out anew."""
+        return self.memory.dtype == torch.uint8
+
+
 def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> CpuLinearWeight | None:
     if device.type != "cpu" or dtype != torch.float32 or parts[0].shape[1] % INPUTS_MULTIPLE:
         return None
-    if not all(_is_readable(part) for part in parts):
+    read = [_read(part) for part in parts]
+    if any(rows is None for rows in read):
         return None
     inputs = parts[0].shape[1]
     kernel = cpu.new_weight(inputs)
     memory = []
-    for run in _runs(parts):
-        num_rows = sum(part.shape[0] for part in run)
-        if isinstance(run[0], QuantTensor):
-            number, is_rounded = cpu.FORMATS[run[0].ggml_type], run[0].inputs is not None
-            rows = _grouped([part for part in run if isinstance(part, QuantTensor)], number, num_rows)
-        else:
-            assert isinstance(run[0], Tensor), run[0]
-            number, is_rounded, rows = cpu.DENSE_FORMATS[run[0].dtype], False, run[0].contiguous()
-        kernel.add(number, rows.data_ptr(), rows.stride(0) * rows.element_size(), num_rows, is_rounded)
-        memory.append(rows)
+    for run in _runs([rows for rows in read if rows is not None]):
+        num_rows = sum(len(rows.memory) for rows in run)
+        held = _grouped(run, inputs, num_rows) if run[0].is_blocks else run[0].memory.contiguous()
+        kernel.add(run[0].number, held.data_ptr(), held.stride(0) * held.element_size(), num_rows, run[0].is_rounded)
+        memory.append(held)
     return CpuLinearWeight(tuple(memory), kernel, (kernel.outputs, inputs))
 
 
-def _runs(parts: Sequence[RawWeight]) -> list[list[RawWeight]]:
+def _read(part: RawWeight) -> _Rows | None:
+    """A weight as the kernels can read it; None: they cannot."""
+    if isinstance(part, QuantTensor) and part.ggml_type in cpu.FORMATS and part.raw.is_contiguous():
+        return _Rows(cpu.FORMATS[part.ggml_type], part.raw, part.inputs is not None)
+    if isinstance(part, AffineTensor):
+        return _Rows(cpu.AFFINE_FORMATS[part.bits, part.group_values], part.blocks())
+    if isinstance(part, Tensor) and part.dtype in cpu.DENSE_FORMATS:
+        return _Rows(cpu.DENSE_FORMATS[part.dtype], part)
+    return None
+
+
+def _runs(parts: Sequence[_Rows]) -> list[list[_Rows]]:
     """Neighbours that can lie in one piece: quantised alike, and whole groups up to the last."""
-    runs: list[list[RawWeight]] = []
+    runs: list[list[_Rows]] = []
     for part in parts:
         last = runs[-1][-1] if runs else None
         if (
-            isinstance(part, QuantTensor)
-            and isinstance(last, QuantTensor)
-            and (part.ggml_type, part.inputs) == (last.ggml_type, last.inputs)
-            and last.shape[0] % GROUP_ROWS == 0
+            last is not None
+            and part.is_blocks
+            and (part.number, part.is_rounded) == (last.number, last.is_rounded)
+            and len(last.memory) % GROUP_ROWS == 0
         ):
             runs[-1].append(part)
         else:
@@ -80,10 +105,9 @@ def _runs(parts: Sequence[RawWeight]) -> list[list[RawWeight]]:
     return runs
 
 
-def _grouped(parts: Sequence[QuantTensor], number: int, num_rows: int) -> Tensor:
+def _grouped(parts: Sequence[_Rows], inputs: int, num_rows: int) -> Tensor:
     """uint8 [groups, bytes of a group]: all rows side by side; those past the last are zero."""
-    inputs = parts[0].shape[1]
-    group_bytes = cpu.group_bytes(number, inputs)
+    group_bytes = cpu.group_bytes(parts[0].number, inputs)
     groups = -(-num_rows // GROUP_ROWS)
     # Pages of its own, large ones where the system has them: a decode step walks through all of them.
     pages = mmap.mmap(-1, max(1, groups * group_bytes))
@@ -92,15 +116,9 @@ def _grouped(parts: Sequence[QuantTensor], number: int, num_rows: int) -> Tensor
     memory = torch.frombuffer(pages, dtype=torch.uint8)[: groups * group_bytes].view(groups, group_bytes)
     first = 0
     for part in parts:
-        cpu.pack_rows(number, part.raw, part.shape[0], inputs, memory[first:])
-        first += -(-part.shape[0] // GROUP_ROWS)
+        cpu.pack_rows(part.number, part.memory, len(part.memory), inputs, memory[first:])
+        first += -(-len(part.memory) // GROUP_ROWS)
     return memory
-
-
-def _is_readable(part: RawWeight) -> bool:
-    if isinstance(part, QuantTensor):
-        return part.ggml_type in cpu.FORMATS and part.raw.is_contiguous()
-    return isinstance(part, Tensor) and part.dtype in cpu.DENSE_FORMATS
 
 
 PACKERS["cpu"] = _pack
