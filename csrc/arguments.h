@@ -14,6 +14,8 @@ enum Format : int { FORMAT_Q4_0, FORMAT_Q4_1, FORMAT_Q5_0, FORMAT_Q5_1, FORMAT_Q
                     FORMAT_Q6_K, FORMAT_A4_32, FORMAT_A4_64, FORMAT_A4_128, FORMAT_A8_32, FORMAT_A8_64, FORMAT_A8_128,
                     FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMATS };
 
+constexpr bool is_affine(int format) { return format >= FORMAT_A4_32 && format <= FORMAT_A8_128; }
+
 // Whether inputs can meet weights of a format as integers of 8 bits (fours.h).
 constexpr bool has_fours(int format) { return format <= FORMAT_Q6_K && format != FORMAT_Q8_0; }
 

@@ -52,14 +52,14 @@ void run(void (*operation)(const void*, Turn), const Arguments& arguments) {
     operation(&arguments, Turn{0, 1, &next});
 }
 
-// Rows of any bits but for the scales, which are float16 numbers near 2^-8.
+// Rows of any bits but for the scales, which are float16 numbers near 2^-8, or float32 ones of affine groups.
 std::vector<uint8_t> quantised(Random& random, int format) {
     const packing::Sizes size = packing::sizes(format);
     std::vector<uint8_t> rows((size_t)OUTPUTS * INPUTS / size.block * size.bytes);
     for (auto& byte : rows) byte = (uint8_t)random.bits();
     const bool has_minimum = format == FORMAT_Q4_1 || format == FORMAT_Q5_1 || format == FORMAT_Q4_K || format == FORMAT_Q5_K;
     for (size_t block = 0; block < rows.size(); block += size.bytes) {
-        if (format > FORMAT_Q6_K) {  // affine: two float32 numbers
+        if (is_affine(format)) {
             const float numbers[2] = {random.number() / 256, random.number()};
             memcpy(&rows[block], numbers, sizeof numbers);
             continue;

@@ -92,3 +92,9 @@ def test_kernels_take_affine_weights_in_16_bits_of_input_and_the_bytes_they_say(
 def test_other_groups_are_no_affine_weight(bits: int, codes: tuple[int, int], scale: tuple[int, int]) -> None:
     with pytest.raises(AssertionError):
         AffineTensor(bits, torch.zeros(codes, dtype=torch.uint8), torch.ones(scale), torch.ones(scale))
+
+
+def test_code_of_more_bits_is_not_packed_into_its_neighbour() -> None:
+    weight = AffineTensor(4, torch.full((1, 32), 16, dtype=torch.uint8), torch.ones(1, 1), torch.zeros(1, 1))
+    with pytest.raises(AssertionError, match="more bits"):
+        weight.blocks()

@@ -96,9 +96,7 @@ def _grid() -> Iterator[Case]:
     for shape, num_tokens in product(_FP8_SHAPES, (1, 2, 17, 35)):
         name = f"{FP8_FORM}-{sizes(*shape)}-{num_tokens}" + ("-bias" if num_tokens == 2 else "")
         yield Case(name, partial(_arguments, FP8_FORM, shape, num_tokens, num_tokens == 2))
-    for form, num_tokens in product(
-        ("BF16", FP8_FORM, "Q8_0", "Q4_K", "Q4_K" + _ROUNDED_INPUTS, "A4-64", "A8-64"), (1, 8, 256)
-    ):
+    for form, num_tokens in product(_TIMED_FORMS, (1, 8, 256)):
         name = f"{form}-{sizes(*_TIMED_SHAPE)}-{num_tokens}"
         yield Case(name, partial(_arguments, form, _TIMED_SHAPE, num_tokens, False), timed=True)
 

@@ -55,7 +55,7 @@ class AffineTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of codes, scales and minima in whole bits."""
+        """Bytes once packed; here codes of 4 bits take a byte each."""
         return self.codes_OI.numel() * self.bits // 8 + self.scale_ON.nbytes + self.minimum_ON.nbytes
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -69,6 +69,7 @@ class AffineTensor:
 
         Codes of 4 bits lie two to a byte: a byte's low half and its high half are 16 values apart.
         """
+        assert self.bits == 8 or not bool((self.codes_OI >> self.bits).any()), "a code has more bits than it may"
         codes = self.codes_OI.unflatten(1, (self.scale_ON.shape[1], -1, 2 * _HALF))
         if self.bits == 4:
             codes = codes[..., :_HALF] | codes[..., _HALF:] << 4

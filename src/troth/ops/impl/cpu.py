@@ -46,10 +46,10 @@ FORMATS: Final = {
 INTERFACE: Final = 10
 """Which extension these modules speak to; ``csrc/module.cpp`` says which one it is."""
 AFFINE_FORMATS: Final = {(4, 32): 8, (4, 64): 9, (4, 128): 10, (8, 32): 11, (8, 64): 12, (8, 128): 13}
-"""Affine groups, by bits of a code and values of a group."""
+"""Affine groups, by bits of a code and values of a group; numbers as in FORMATS."""
 DENSE_FORMATS: Final = {torch.float32: 14, torch.float16: 15, torch.bfloat16: 16}
 PACKED_GROWTH: Final = 1.03
-"""Largest size of a packed weight over that in the file: the K formats' six-bit scales take a byte each."""
+"""Largest size of a packed weight over that in a GGUF: the K formats' six-bit scales take a byte each."""
 KV_TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 _AGAIN: Final = "install Troth again, with pip's --force-reinstall --no-deps"
 SEGMENT_KEYS: Final = 256

@@ -32,7 +32,7 @@ class CpuLinearWeight:
     """Rows of numbers as the file holds them or groups of packed rows, and their addresses."""
 
     memory: tuple[Tensor, ...]
-    """One per part: uint8 [groups, bytes of a group], or float [O, I]."""
+    """One per run of like parts: uint8 [groups, bytes of a group], or float [O, I]."""
     kernel: Weight
     """_cpu.Weight; its addresses are those of ``memory``, which keeps them valid."""
     shape: tuple[int, int]
@@ -44,20 +44,25 @@ class CpuLinearWeight:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
+class _Readable:
     """Rows that the kernels read."""
 
     number: int
     """Of their format, as ``csrc/arguments.h`` counts."""
-    memory: Tensor
-    """uint8 [O, bytes of a row of blocks], or float [O, I]."""
+    held: Tensor | AffineTensor
+    """uint8 [O, bytes of a row of blocks], float [O, I], or codes that become blocks when their turn comes."""
     is_rounded: bool = False
     """Whether inputs meet them as 8 bits."""
 
     @property
+    def num_rows(self) -> int:
+        """O."""
+        return self.held.shape[0]
+
+    @property
     def is_blocks(self) -> bool:
         """Whether they are quantised, and want to be laid out anew."""
-        return self.memory.dtype == torch.uint8
+        return isinstance(self.held, AffineTensor) or self.held.dtype == torch.uint8
 
 
 def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) -> CpuLinearWeight | None:
@@ -70,34 +75,37 @@ def _pack(parts: Sequence[RawWeight], dtype: torch.dtype, device: torch.device) 
     kernel = cpu.new_weight(inputs)
     memory = []
     for run in _runs([rows for rows in read if rows is not None]):
-        num_rows = sum(len(rows.memory) for rows in run)
-        held = _grouped(run, inputs, num_rows) if run[0].is_blocks else run[0].memory.contiguous()
+        num_rows, first = sum(rows.num_rows for rows in run), run[0].held
+        if isinstance(first, AffineTensor) or run[0].is_blocks:
+            held = _grouped(run, inputs, num_rows)
+        else:
+            held = first.contiguous()
         kernel.add(run[0].number, held.data_ptr(), held.stride(0) * held.element_size(), num_rows, run[0].is_rounded)
         memory.append(held)
     return CpuLinearWeight(tuple(memory), kernel, (kernel.outputs, inputs))
 
 
-def _read(part: RawWeight) -> _Rows | None:
+def _read(part: RawWeight) -> _Readable | None:
     """A weight as the kernels can read it; None: they cannot."""
     if isinstance(part, QuantTensor) and part.ggml_type in cpu.FORMATS and part.raw.is_contiguous():
-        return _Rows(cpu.FORMATS[part.ggml_type], part.raw, part.inputs is not None)
+        return _Readable(cpu.FORMATS[part.ggml_type], part.raw, part.inputs is not None)
     if isinstance(part, AffineTensor):
-        return _Rows(cpu.AFFINE_FORMATS[part.bits, part.group_values], part.blocks())
+        return _Readable(cpu.AFFINE_FORMATS[part.bits, part.group_values], part)
     if isinstance(part, Tensor) and part.dtype in cpu.DENSE_FORMATS:
-        return _Rows(cpu.DENSE_FORMATS[part.dtype], part)
+        return _Readable(cpu.DENSE_FORMATS[part.dtype], part)
     return None
 
 
-def _runs(parts: Sequence[_Rows]) -> list[list[_Rows]]:
+def _runs(parts: Sequence[_Readable]) -> list[list[_Readable]]:
     """Neighbours that can lie in one piece: quantised alike, and whole groups up to the last."""
-    runs: list[list[_Rows]] = []
+    runs: list[list[_Readable]] = []
     for part in parts:
         last = runs[-1][-1] if runs else None
         if (
             last is not None
             and part.is_blocks
             and (part.number, part.is_rounded) == (last.number, last.is_rounded)
-            and len(last.memory) % GROUP_ROWS == 0
+            and last.num_rows % GROUP_ROWS == 0
         ):
             runs[-1].append(part)
         else:
@@ -105,7 +113,7 @@ def _runs(parts: Sequence[_Rows]) -> list[list[_Rows]]:
     return runs
 
 
-def _grouped(parts: Sequence[_Rows], inputs: int, num_rows: int) -> Tensor:
+def _grouped(parts: Sequence[_Readable], inputs: int, num_rows: int) -> Tensor:
     """uint8 [groups, bytes of a group]: all rows side by side; those past the last are zero."""
     group_bytes = cpu.group_bytes(parts[0].number, inputs)
     groups = -(-num_rows // GROUP_ROWS)
@@ -116,8 +124,9 @@ def _grouped(parts: Sequence[_Rows], inputs: int, num_rows: int) -> Tensor:
     memory = torch.frombuffer(pages, dtype=torch.uint8)[: groups * group_bytes].view(groups, group_bytes)
     first = 0
     for part in parts:
-        cpu.pack_rows(part.number, part.memory, len(part.memory), inputs, memory[first:])
-        first += -(-len(part.memory) // GROUP_ROWS)
+        blocks = part.held.blocks() if isinstance(part.held, AffineTensor) else part.held
+        cpu.pack_rows(part.number, blocks, part.num_rows, inputs, memory[first:])
+        first += -(-part.num_rows // GROUP_ROWS)
     return memory
 
 
