@@ -15,8 +15,9 @@ pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 
 def numbered(bits: int, outputs: int, inputs: int, group_values: int) -> AffineTensor:
-    """A different code at every place of a row, a different scale and minimum for every group."""
-    codes_OI = (torch.arange(outputs * inputs) * 7 % 2**bits).to(torch.uint8).view(outputs, inputs)
+    """Neighbouring sixteens differ in every code, neighbouring groups in scale and minimum: no two can be exchanged."""
+    place = torch.arange(outputs * inputs)
+    codes_OI = ((place * 7 + place // 16 * 5) % 2**bits).to(torch.uint8).view(outputs, inputs)
     groups = torch.arange(outputs * (inputs // group_values), dtype=torch.float32).view(outputs, -1)
     return AffineTensor(bits, codes_OI, 0.5 + groups / 64, -groups - 1)
 
