@@ -48,6 +48,13 @@ struct LinearArguments;
 // LinearArguments::scratch. y is that part's first output; panel is memory for one panel.
 using Panels16 = void (*)(const LinearArguments&, const WeightPart&, int begin, float* y, float* panel);
 
+// The operation before a linear layer, where that computes its inputs itself: of few tokens, by every thread, which costs
+// less than to wait for one another.
+struct Before {
+    void (*row)(const void* arguments, int token, float* to);  // null: there is none, inputs are where they should be
+    const void* arguments;
+};
+
 struct LinearArguments {
     const WeightPart* parts;
     int num_parts;
@@ -62,6 +69,9 @@ struct LinearArguments {
                           // [T, inputs / 32] if any part wants them (pairs.h), and Rounded8 likewise behind them (fours.h);
                           // null: threads round for themselves
     Panels16 panels16;    // null without scratch
+    Before before = {};   // one thread also writes what it makes to x
+    const float* residual = nullptr;  // [T, outputs]: total becomes y + residual; null: there is no total
+    float* total = nullptr;           // may be residual
 };
 
 constexpr size_t ROUNDED16_BYTES = 80, ROUNDED8_BYTES = 48;  // of 32 rounded inputs
@@ -132,6 +142,8 @@ struct AttentionArguments {
     int max_segments;
     float* scratch;           // [threads, scratch_stride]
     size_t scratch_stride;    // at least attention_scratch(head_dim) floats
+    const RotaryArguments* turned = nullptr;  // makes q, and the newest keys and values, of rows that all have one token;
+                                              // null: they are there
 };
 
 // The rows of a step for operations that keep a state per row (ops/rows.py).

@@ -26,6 +26,10 @@ struct Kernels {
     void (*delta)(const void*, Turn);
     void (*conv)(const void*, Turn);
     void (*gated_norm)(const void*, Turn);
+    // Of norm, gate and attention_merge: one token's row, as LinearArguments::before.
+    void (*normed_row)(const void*, int, float*);
+    void (*gated_row)(const void*, int, float*);
+    void (*merged_row)(const void*, int, float*);
 };
 
 }  // namespace troth

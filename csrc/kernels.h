@@ -11,18 +11,28 @@
 #include "kernel_table.h"
 #include "linear.h"
 #include "mask.h"
+#include "norm.h"
 #include "pool.h"
 #include "recurrent.h"
+#include "rotary.h"
 #include "sample.h"
 
 namespace troth {
 
 namespace TROTH_ISA {
 
-inline void add_bias(const LinearArguments& a, int first_token, int last_token, int begin, int end) {
-    if (!a.bias) return;
-    for (int t = first_token; t < last_token; t++)
-        for (int o = begin; o < end; o++) a.y[(size_t)t * a.outputs + o] += a.bias[o];
+// What follows the products of outputs begin .. end - 1.
+inline void finish_outputs(const LinearArguments& a, int first_token, int last_token, int begin, int end) {
+    for (int t = first_token; t < last_token; t++) {
+        float* y = a.y + (size_t)t * a.outputs;
+        if (a.bias)
+            for (int o = begin; o < end; o++) y[o] += a.bias[o];
+        if (a.total) {
+            const float* residual = a.residual + (size_t)t * a.outputs;
+            float* total = a.total + (size_t)t * a.outputs;
+            for (int o = begin; o < end; o++) total[o] = y[o] + residual[o];
+        }
+    }
 }
 
 inline bool is_packed(const WeightPart& part) { return part.format < FORMAT_F32; }
@@ -128,7 +138,7 @@ inline void dot_piece(const LinearArguments& a, RoundedTokens<Pairs>& pairs, Rou
                     dots<F>(part.rows, part.row_bytes, a.x, a.inputs, tokens, a.inputs, a.y + before, a.outputs, first,
                             last);
             });
-            add_bias(a, 0, tokens, before + first, before + last);
+            finish_outputs(a, 0, tokens, before + first, before + last);
         }
         unit += units;
         before += part.outputs;
@@ -154,13 +164,20 @@ inline void panel_piece(const LinearArguments& a, int i, float* panel) {
                 panels<F>(part.rows, part.row_bytes, a.x + (size_t)first * a.inputs, a.inputs, a.tokens - first, a.inputs,
                           a.y + (size_t)first * a.outputs + before, a.outputs, begin, part.outputs, panel);
         });
-    add_bias(a, first, a.tokens, before + begin, before + end);
+    finish_outputs(a, first, a.tokens, before + begin, before + end);
 }
 
 // Work is cut along outputs only, so every (token, output) is computed by one thread in one order.
 inline void linear(const void* arguments, Turn turn) {
-    const auto& a = *(const LinearArguments*)arguments;
-    static thread_local std::vector<float> panel;
+    auto a = *(const LinearArguments*)arguments;
+    static thread_local std::vector<float> panel, made;
+    float* kept = nullptr;
+    if (a.before.row) {
+        kept = (float*)a.x;
+        made.resize((size_t)a.tokens * a.inputs);
+        for (int t = 0; t < a.tokens; t++) a.before.row(a.before.arguments, t, &made[(size_t)t * a.inputs]);
+        a.x = made.data();
+    }
     int panels = 0, dotted = 0;
     bool wants_panels = false;
     for (int p = 0; p < a.num_parts; p++) {
@@ -175,6 +192,7 @@ inline void linear(const void* arguments, Turn turn) {
     RoundedTokens<Fours> fours(a, dotted);
     const DotPieces pieces(a, turn.threads);
     for (int i; (i = turn.take(panels + (dotted ? pieces.count : 0))) >= 0;) {
+        if (i == 0 && kept) memcpy(kept, a.x, (size_t)a.tokens * a.inputs * sizeof(float));
         if (i < panels)
             panel_piece(a, i, panel.data());
         else
@@ -204,90 +222,6 @@ inline void embedding(const void* arguments, Turn turn) {
     }
 }
 
-inline void norm(const void* arguments, Turn turn) {
-    const auto& a = *(const NormArguments*)arguments;
-    for (int t; (t = turn.take(a.tokens)) >= 0;) {
-        const float* x = a.x + (size_t)t * a.width;
-        if (a.residual) {
-            const float* residual = a.residual + (size_t)t * a.width;
-            float* total = a.total + (size_t)t * a.width;
-            for (int d = 0; d < a.width; d++) total[d] = x[d] + residual[d];
-            x = total;
-        }
-        normalise_row(x, a.weight, a.eps, a.width, a.y + (size_t)t * a.width);
-    }
-}
-
-// Pairs (x[i], x[i + half]) turned by their angles; what lies past 2 half is copied. y is not x.
-inline void rotate(const float* x, const float* cos, const float* sin, int half, int width, float* y) {
-    int i = 0;
-    for (; i + W <= half; i += W) {
-        const V a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
-        store(y + i, fma(a, c, zero() - b * s));
-        store(y + half + i, fma(b, c, a * s));
-    }
-    for (; i < half; i++) {
-        const float a = x[i], b = x[i + half];
-        y[i] = a * cos[i] - b * sin[i];
-        y[i + half] = b * cos[i] + a * sin[i];
-    }
-    for (i = 2 * half; i < width; i++) y[i] = x[i];
-}
-
-// One key or value of a head in its stored form, with its scale where it has one.
-template <class S>
-inline void keep(typename S::type* to, const float* from, int count, float* scales, size_t at) {
-    if constexpr (S::SCALED)
-        scales[at] = S::store(to, from, count);
-    else
-        S::store(to, from, count);
-}
-
-template <class S>
-void rotary_typed(const RotaryArguments& a, Turn turn) {
-    const int D = a.head_dim, heads = a.heads + 2 * a.kv.heads;
-    std::vector<float> normed(D), turned(D);
-    std::vector<typename S::type> stored(D);
-    for (int t; (t = turn.take(a.tokens)) >= 0;) {
-        const float* cos = a.cos + (size_t)a.positions[t] * a.half;
-        const float* sin = a.sin + (size_t)a.positions[t] * a.half;
-        const size_t block = (size_t)a.slots[t] / BLOCK_KEYS, offset = (size_t)a.slots[t] % BLOCK_KEYS;
-        for (int h = 0; h < heads; h++) {
-            const float* x = a.qkv + ((size_t)t * heads + h) * D;
-            const bool is_query = h < a.heads, is_key = !is_query && h < a.heads + a.kv.heads;
-            const float* weight = is_query ? a.q_norm : is_key ? a.k_norm : nullptr;
-            if (weight) {
-                normalise_row(x, weight, a.eps, D, normed.data());
-                x = normed.data();
-            }
-            if (is_query) {
-                rotate(x, cos, sin, a.half, D, a.q + ((size_t)t * a.heads + h) * D);
-                continue;
-            }
-            const size_t head = (h - a.heads) % a.kv.heads, at = block * a.kv.stride + head * D * BLOCK_KEYS;
-            const size_t scale_at = block * a.kv.scale_stride + head * BLOCK_KEYS + offset;
-            if (is_key) {
-                rotate(x, cos, sin, a.half, D, turned.data());
-                keep<S>(stored.data(), turned.data(), D, a.kv.k_scale, scale_at);
-                auto* k = (typename S::type*)a.kv.k + at + offset;
-                for (int d = 0; d < D; d++) k[(size_t)d * BLOCK_KEYS] = stored[d];
-            } else {
-                keep<S>((typename S::type*)a.kv.v + at + offset * D, x, D, a.kv.v_scale, scale_at);
-            }
-        }
-    }
-}
-
-inline void rotary(const void* arguments, Turn turn) {
-    const auto& a = *(const RotaryArguments*)arguments;
-    switch (a.kv.type) {
-        case KV_F32: rotary_typed<Stored<KV_F32>>(a, turn); break;
-        case KV_F16: rotary_typed<Stored<KV_F16>>(a, turn); break;
-        case KV_BF16: rotary_typed<Stored<KV_BF16>>(a, turn); break;
-        default: rotary_typed<Stored<KV_I8>>(a, turn); break;
-    }
-}
-
 inline V activated(V x, int act) {
     if (act == ACT_SILU) return x * sigmoid(x);
     // 0.5 x (1 + tanh(u)) = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
@@ -295,28 +229,38 @@ inline V activated(V x, int act) {
     return x * sigmoid(u + u);
 }
 
+inline void gate_range(const GateArguments& a, int token, int begin, int end, float* y) {
+    const float* g = a.gate_up + (size_t)token * 2 * a.inner;
+    const float* up = g + a.inner;
+    int d = begin;
+    for (; d + W <= end; d += W) store(y + d, activated(load(g + d), a.act) * load(up + d));
+    for (; d < end; d++) {
+        float lanes[W];
+        store(lanes, activated(all(g[d]), a.act));
+        y[d] = lanes[0] * up[d];
+    }
+}
+
 inline void gate(const void* arguments, Turn turn) {
     const auto& a = *(const GateArguments*)arguments;
     constexpr int PIECE = 512;
     const int pieces = (a.inner + PIECE - 1) / PIECE;
     for (int i; (i = turn.take(a.tokens * pieces)) >= 0;) {
-        const float* g = a.gate_up + (size_t)(i / pieces) * 2 * a.inner;
-        const float* up = g + a.inner;
-        float* y = a.y + (size_t)(i / pieces) * a.inner;
-        const int begin = i % pieces * PIECE, end = std::min(a.inner, begin + PIECE);
-        int d = begin;
-        for (; d + W <= end; d += W) store(y + d, activated(load(g + d), a.act) * load(up + d));
-        for (; d < end; d++) {
-            float lanes[W];
-            store(lanes, activated(all(g[d]), a.act));
-            y[d] = lanes[0] * up[d];
-        }
+        const int token = i / pieces, begin = i % pieces * PIECE;
+        gate_range(a, token, begin, std::min(a.inner, begin + PIECE), a.y + (size_t)token * a.inner);
     }
+}
+
+// As LinearArguments::before.
+inline void gated_row(const void* arguments, int token, float* to) {
+    const auto& a = *(const GateArguments*)arguments;
+    gate_range(a, token, 0, a.inner, to);
 }
 
 constexpr Kernels table(const char* name) {
     return {name, W, nullptr, nullptr, round_inputs, linear, embedding, norm, rotary, attend_any, attend_merge, gate,
-            sample, finite, mask, delta, conv, gated_norm};
+            sample, finite, mask, delta, conv, gated_norm,
+            normed_row, gated_row, merged_row};
 }
 
 }  // namespace TROTH_ISA

@@ -19,6 +19,12 @@ inline void pause() {
 #endif
 }
 
+constexpr uint64_t ONE_DONE = 1ull << 16, ONE_MORE = 1;
+
+inline int operation_of(uint64_t state) { return (int)(state >> 32); }
+inline int done_of(uint64_t state) { return (int)(state >> 16 & 0xffff); }
+inline int members_of(uint64_t state) { return (int)(state & 0xffff); }
+
 }  // namespace
 
 Pool::Pool(int threads) {
@@ -26,70 +32,90 @@ Pool::Pool(int threads) {
 }
 
 Pool::~Pool() {
+    finish(started_.load());
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        closing_ = true;
-        program_.fetch_add(1);
+        closing_.store(true);
     }
     wake_.notify_all();
     for (auto& worker : workers_) worker.join();
 }
 
-void Pool::run(const Operation* operations, int count) {
-    if (!count) return;  // without a meeting a late worker would take the next program for this one
-    if ((int)next_.size() < count) next_ = std::vector<std::atomic<int>>(count * 2);
-    for (int i = 0; i < count; i++) next_[i].store(0, std::memory_order_relaxed);
-    operations_ = operations;
-    count_ = count;
-    if (!workers_.empty()) {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            program_.fetch_add(1, std::memory_order_release);
-        }
-        wake_.notify_all();
+long Pool::start(const Operation* operations, int count) {
+    const long number = started_.load(std::memory_order_relaxed) + 1;
+    if (!count) return number - 1;  // nobody would meet in it: a late worker would take another program for this one
+    // Whoever has done something of the program behind the one whose place this takes has left that.
+    finish(number - PROGRAMS + 1);
+    Program& made = program(number);
+    made.operations.assign(operations, operations + count);
+    if (made.room < count) {
+        made.room = count * 2;
+        made.next.reset(new std::atomic<int>[made.room]);
     }
-    share(0);
+    for (int i = 0; i < count; i++) made.next[i].store(0, std::memory_order_relaxed);
+    made.state.store(workers_.size(), std::memory_order_relaxed);
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        started_.store(number, std::memory_order_release);
+    }
+    wake_.notify_all();
+    return number;
+}
+
+void Pool::finish(long number) {
+    for (; finished_ < number; finished_++) {
+        Program& joined = program(finished_ + 1);
+        const int count = (int)joined.operations.size();
+        uint64_t state = joined.state.load(std::memory_order_acquire);
+        while (operation_of(state) < count &&
+               !joined.state.compare_exchange_weak(state, state + ONE_MORE, std::memory_order_acq_rel,
+                                                   std::memory_order_acquire)) {
+        }
+        if (operation_of(state) < count) take_part(joined, operation_of(state), 0);
+    }
+}
+
+bool Pool::is_finished(long number) const {
+    if (number <= finished_) return true;
+    const Program& asked = programs_[number % PROGRAMS];
+    return operation_of(asked.state.load(std::memory_order_acquire)) >= (int)asked.operations.size();
 }
 
 void Pool::work(int thread) {
-    long seen = 0;
-    for (;;) {
-        for (int i = 0; i < SPINS_BEFORE_SLEEP && program_.load(std::memory_order_acquire) == seen; i++) pause();
-        if (program_.load(std::memory_order_acquire) == seen) {
+    for (long seen = 0;;) {
+        for (int i = 0; i < SPINS_BEFORE_SLEEP && started_.load(std::memory_order_acquire) == seen; i++) pause();
+        if (started_.load(std::memory_order_acquire) == seen) {
             std::unique_lock<std::mutex> lock(mutex_);
-            wake_.wait(lock, [&] { return program_.load(std::memory_order_acquire) != seen; });
+            wake_.wait(lock, [&] { return closing_ || started_.load(std::memory_order_acquire) != seen; });
+            if (started_.load(std::memory_order_acquire) == seen) return;
         }
-        if (closing_) return;
-        seen++;
-        share(thread);
+        take_part(program(++seen), 0, thread);
     }
 }
 
-void Pool::share(int thread) {
-    // Copies: after the last meeting the caller may already be setting up the next program.
-    const Operation* operations = operations_;
-    std::atomic<int>* next = next_.data();
-    const int count = count_;
-    for (int i = 0; i < count; i++) {
-        operations[i].run(operations[i].arguments, Turn{thread, threads(), &next[i]});
-        meet();
+void Pool::take_part(Program& program, int first, int thread) {
+    // A copy: after the last meeting the caller may already be setting up another program in this place.
+    const int count = (int)program.operations.size();
+    for (int i = first; i < count; i++) {
+        const Operation operation = program.operations[i];
+        operation.run(operation.arguments, Turn{thread, threads(), &program.next[i]});
+        meet(program, i);
     }
 }
 
-// Everyone waits until everyone has arrived.
-void Pool::meet() {
-    if (workers_.empty()) return;
-    const int round = round_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == (int)workers_.size()) {
-        arrived_.store(0, std::memory_order_relaxed);
-        round_.store(round + 1, std::memory_order_release);
-        return;
-    }
-    for (int i = 0; round_.load(std::memory_order_acquire) == round; i++) {
+// Everyone who takes part waits until everyone has done the operation. Who joins meanwhile is waited for, too.
+void Pool::meet(Program& program, int operation) {
+    uint64_t state = program.state.load(std::memory_order_relaxed), after;
+    do {
+        const bool is_last = done_of(state) + 1 == members_of(state);
+        after = is_last ? (uint64_t)(operation + 1) << 32 | members_of(state) : state + ONE_DONE;
+    } while (!program.state.compare_exchange_weak(state, after, std::memory_order_acq_rel, std::memory_order_relaxed));
+    for (int i = 0; operation_of(after) == operation; i++) {
         if (i < SPINS_BEFORE_YIELD)
             pause();
         else
             std::this_thread::yield();
+        after = program.state.load(std::memory_order_acquire);
     }
 }
 

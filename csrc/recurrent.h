@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "norm.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -184,22 +185,6 @@ inline void conv(const void* arguments, Turn turn) {
         for (int j = 0; j < J; j++) std::copy_n(input(keep - J + j), size, state + (size_t)j * C);
         for (int t = keep; t < count; t++) std::copy_n(input(t), size, trail + (size_t)(t - keep) * C);
     }
-}
-
-// y = x * weight / sqrt(mean(x^2) + eps); lanes past the last whole vector are done one by one.
-inline void normalise_row(const float* x, const float* weight, float eps, int width, float* y) {
-    V squares = zero();
-    int d = 0;
-    for (; d + W <= width; d += W) {
-        V v = load(x + d);
-        squares = fma(v, v, squares);
-    }
-    float total = sum(squares);
-    for (; d < width; d++) total += x[d] * x[d];
-    const float scale = 1.0f / sqrtf(total / (float)width + eps);
-    const V scales = all(scale);
-    for (d = 0; d + W <= width; d += W) store(y + d, load(x + d) * scales * load(weight + d));
-    for (; d < width; d++) y[d] = x[d] * scale * weight[d];
 }
 
 // y = x / sqrt(mean(x^2) + eps) * weight * silu(gate); without a weight y = x * sigmoid(gate).

@@ -39,6 +39,7 @@ inline float noise_bound(uint64_t bits) {
 
 // The winner among scores of consecutive ids (ids null) or of listed ones; the first among equals.
 inline int keyed_winner(const float* scores, const int* ids, int count, uint64_t key) {
+    if (!count) return 0;  // no score was a number; whoever asked is told by `finite`
     // The likeliest token first: its score alone rules most others out before a logarithm is taken.
     const int likeliest = (int)(std::max_element(scores, scores + count) - scores);
     auto noise_bits = [&](int i) { return mixed(key, ids ? ids[i] : i); };

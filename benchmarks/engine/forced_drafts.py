@@ -98,6 +98,10 @@ class Forced:
         self.num_steps = 0
         runner.watch_drafts(self._force)
 
+    def computes_aside(self, plan: StepPlan) -> bool:
+        """As contracts.ports.StepRunner."""
+        return self._runner.computes_aside(plan)
+
     def launch(self, plan: StepPlan) -> PendingStep:
         """As contracts.ports.StepRunner."""
         self.num_steps += 1

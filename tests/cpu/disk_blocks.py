@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -51,7 +51,8 @@ def disk_cache(
     checkpoints: CheckpointStorage | None,
     namespace: str = NAMESPACE,
     quota_bytes: int = 10**9,
+    finish_started: Callable[[], None] | None = None,
 ) -> DiskCache:
     """A disk tier connected to an engine's caches."""
     tier = DiskTier(folder, namespace, quota_bytes=quota_bytes)
-    return DiskCache(scheduler, tier, HostCopies(cache, checkpoints), time.monotonic)
+    return DiskCache(scheduler, tier, HostCopies(cache, checkpoints, finish_started), time.monotonic)

@@ -44,6 +44,9 @@ class LogitsRunner:
         self._requests: dict[int, Request] = {}
         self.num_steps = 0
 
+    def computes_aside(self, plan: StepPlan) -> bool:
+        return True
+
     def launch(self, plan: StepPlan) -> Any:
         self.num_steps += 1
         self._requests |= {admission.row: admission.request for admission in plan.admissions}

@@ -49,6 +49,7 @@ from troth.run.batch import BatchBuilder
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
+from troth.run.queued import QueuedDecode
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import ModelRunner
 from troth.schedule.scheduler import Scheduler
@@ -105,9 +106,16 @@ def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def engines(
-    model: Model, kv_name: str = "", *, context_tokens: int = CONTEXT, tokenizer: TokenBytes | None = None
+    model: Model,
+    kv_name: str = "",
+    *,
+    context_tokens: int = CONTEXT,
+    tokenizer: TokenBytes | None = None,
+    queues: bool = False,
 ) -> laws.BuildEngine:
-    """Makes engines of a model as a law wants them, over a cache of this format."""
+    """Makes engines of a model as a law wants them, over a cache of this format; ``queues``: steps are left to workers
+    of the pool.
+    """
     kv_dtype = dtype_of(kv_name or "float32")
     specs = with_scales(model.config.cache_specs(kv_dtype.itemsize), SCALE_BYTES.get(kv_name, 0))
     groups = attention_groups(specs)
@@ -121,14 +129,19 @@ def engines(
         batches = BatchBuilder(groups, serving.max_rows, context_tokens)
         recorded = RecordedDecode(model, cache, batches, cpu.recording) if "cpu" in linear.active else None
         checkpoints, grammars = CheckpointStorage(cache, serving.num_checkpoints), RowGrammars(compiler)
-        runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars)
+        queue = QueuedDecode(recorded, batches) if queues and recorded is not None else None
+        runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars, queue=queue)
         drafting = Drafting(scheduler, lambda: float(next(ticks)), forced_ids=grammars.forced_ids)
-        disk = disk_cache(serving.disk_folder, scheduler, cache, checkpoints) if serving.disk_folder else None
+        folder = serving.disk_folder
+        disk = (
+            disk_cache(folder, scheduler, cache, checkpoints, finish_started=runner.finish_started) if folder else None
+        )
         loop = EngineLoop(
             scheduler,
             runner,
             tokenizer or ByteTokenizer(),
             clock=lambda: float(next(ticks)),
+            pipeline_depth=int(queue is not None),
             grammars=grammars,
             disk=disk,
             drafting=drafting,

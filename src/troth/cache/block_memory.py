@@ -52,9 +52,14 @@ class BlockMemory:
     Args:
         cache: whose blocks they are.
         device: where they lie.
+        finish_started: waits for steps under way, which may still write to blocks that nobody has any more; None:
+            there are none.
     """
 
-    def __init__(self, cache: CacheStorage, device: torch.device) -> None:
+    def __init__(
+        self, cache: CacheStorage, device: torch.device, finish_started: Callable[[], None] | None = None
+    ) -> None:
+        self._finish_started = finish_started
         self._pools: list[list[Tensor]] = []
         """Of each group, as the cache's."""
         self._madvise = ctypes.CDLL(None, use_errno=True).madvise if _can_give_back(device) else None
@@ -75,6 +80,8 @@ class BlockMemory:
 
         On a CUDA device the pools stay; what the allocator keeps for later is given back instead.
         """
+        if self._finish_started is not None:
+            self._finish_started()
         if self._device.type == "cuda":
             self._empty_allocator()
         for pool, ids in zip(self._pools, block_ids, strict=False):

@@ -6,7 +6,7 @@ when it has every tensor of the caches, in shape and dtype: never a part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,9 +23,16 @@ class HostCopies:
     Args:
         cache: the block pools.
         checkpoints: the saved recurrent states; None: the model keeps none.
+        finish_started: waits for steps under way that are not ordered with copies; None: there are none.
     """
 
-    def __init__(self, cache: CacheStorage, checkpoints: CheckpointStorage | None = None) -> None:
+    def __init__(
+        self,
+        cache: CacheStorage,
+        checkpoints: CheckpointStorage | None = None,
+        finish_started: Callable[[], None] | None = None,
+    ) -> None:
+        self._finish_started = finish_started or _nothing
         self._pools: dict[int, dict[str, Tensor]] = {}
         """Group -> ``layer.field`` -> [num_blocks, ...]."""
         for layer, kv in cache.kv.items():
@@ -37,6 +44,7 @@ class HostCopies:
 
     def close(self) -> None:
         """Let the memory of the caches go."""
+        self._finish_started = _nothing
         self._pools.clear()
         self._saved.clear()
 
@@ -51,10 +59,12 @@ class HostCopies:
 
     def read_blocks(self, group: int, block_ids: Sequence[BlockId]) -> dict[str, Tensor]:
         """Copies in main memory, first dimension len(block_ids)."""
+        self._finish_started()
         return _read(self._pools[group], block_ids)
 
     def read_state(self, checkpoint_id: CheckpointId) -> dict[str, Tensor]:
         """A copy in main memory, first dimension 1."""
+        self._finish_started()
         return _read(self._saved, [checkpoint_id])
 
     def takes_blocks(self, group: int, tensors: Mapping[str, Tensor]) -> bool:
@@ -67,11 +77,17 @@ class HostCopies:
 
     def write_blocks(self, group: int, block_ids: Sequence[BlockId], tensors: Mapping[str, Tensor]) -> None:
         """Fill blocks, one of ``tensors``' first dimension each; ``takes_blocks`` said yes."""
+        self._finish_started()  # a step of a row that has ended may still write to what were its blocks
         _write(self._pools[group], block_ids, tensors)
 
     def write_state(self, checkpoint_id: CheckpointId, tensors: Mapping[str, Tensor]) -> None:
         """Fill a checkpoint; ``takes_state`` said yes."""
+        self._finish_started()
         _write(self._saved, [checkpoint_id], tensors)
+
+
+def _nothing() -> None:
+    """Waits for nothing."""
 
 
 def _entry_bytes(pool: Mapping[str, Tensor]) -> int:

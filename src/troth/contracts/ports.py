@@ -32,6 +32,10 @@ class PendingStep(Protocol):
 class StepRunner(Protocol):
     """Computes plans. One step may still be under way when the next is launched; steps run in order of launch."""
 
+    def computes_aside(self, plan: StepPlan) -> bool:
+        """Whether this plan, launched next, would be computed while its caller goes on. Where it would not, whoever
+        waits for an earlier step should read that first."""
+
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step. The plan is not changed by either side afterwards. Raises DeviceError."""
 

@@ -31,7 +31,7 @@ from troth.models.registry import Recognised
 from troth.ops import registry
 from troth.ops.layer_kv import dtype_of
 from troth.ops.registry import ProviderStatus
-from troth.run.decode_steps import launches_by_shapes, pipeline_depth, step_builders
+from troth.run.decode_steps import launches_by_shapes, pipeline_depth, step_builders, step_queue
 from troth.run.disk_cache import DiskCache
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
@@ -90,10 +90,10 @@ def assemble(
     progress("warming up", 2, 2)
     scheduler = Scheduler(scheduler_limits(planned))
     active = [provider.name for provider in providers if provider.active]
-    disk = _disk_cache(planned, active, scheduler, HostCopies(loaded.cache, loaded.checkpoints))
+    disk = _disk_cache(planned, active, scheduler, HostCopies(loaded.cache, loaded.checkpoints, runner.finish_started))
     if disk is not None:
         disk.note_prefill(loaded.cost.num_tokens, loaded.cost.seconds)
-    blocks = BlockMemory(loaded.cache, _device(planned))
+    blocks = BlockMemory(loaded.cache, _device(planned), runner.finish_started)
     memory = MemoryGuard(scheduler, marks, read_held, blocks.give_back, frees_blocks=blocks.frees_blocks)
     loop = EngineLoop(
         scheduler,
@@ -264,7 +264,8 @@ def _runner(
         context_tokens=planned.plan.context_tokens,
         device=_device(planned),
     )
-    return ModelRunner(model, cache, batches, decodes, checkpoints, grammars, draft_model)
+    queue = step_queue(batches, decodes, _device(planned))
+    return ModelRunner(model, cache, batches, decodes, checkpoints, grammars, draft_model, queue)
 
 
 def scheduler_limits(planned: Planned) -> SchedulerLimits:

@@ -21,6 +21,7 @@ from troth.contracts.plan import ON_DEVICE, StepPlan
 from troth.nn.batch import Batch, GroupTables
 from troth.ops.rows import Rows, recall_tensor, refill_recalls
 from troth.run.draws import drawn_tokens
+from troth.run.step_inputs import StepInputs
 
 _CPU: Final = torch.device("cpu")
 
@@ -92,42 +93,55 @@ class BatchBuilder:
             group.block_table_RB = _tensor(table[row_R])
         return batch
 
+    def build_over(self, inputs: StepInputs, plan: StepPlan) -> Batch:
+        """A batch of single tokens whose tensors are ``inputs``, filled by a followed plan; refill them for later ones.
+
+        The plan draws behind every token.
+        """
+        batch = Batch(
+            token_ids_T=torch.from_numpy(inputs.token_id_R),
+            positions_T=torch.from_numpy(inputs.position_R),
+            rows=inputs.rows(),
+            groups=tuple(
+                GroupTables(block_table_RB=torch.from_numpy(table_RB), slots_T=torch.from_numpy(slot_R))
+                for table_RB, slot_R in zip(inputs.block_table_GRB, inputs.slot_GR, strict=True)
+            ),
+            sample_S=torch.arange(len(plan.rows)),
+        )
+        self.refill_over(batch, inputs, plan)
+        return batch
+
+    def new_inputs(self, num_rows: int) -> StepInputs:
+        """Room for the numbers of steps of so many rows."""
+        return StepInputs(num_rows, self._width, len(self._tables))
+
+    def stage(self, inputs: StepInputs, plan: StepPlan) -> None:
+        """Write a followed plan whose rows feed one token each; tokens that the host does not know stay ON_DEVICE."""
+        rows, starts = np.asarray(plan.rows, dtype=np.int64), np.asarray(plan.starts, dtype=np.int64)
+        inputs.token_id_R[:] = plan.token_ids
+        inputs.position_R[:] = starts
+        inputs.row_R[:] = rows
+        np.add(starts, 1, out=inputs.context_len_R, casting="same_kind")
+        blocks, offsets = np.divmod(starts, BLOCK_TOKENS)
+        for table, block_table_RB, slot_R in zip(self._tables, inputs.block_table_GRB, inputs.slot_GR, strict=True):
+            np.take(table, rows, axis=0, out=block_table_RB)
+            slot_R[:] = table[rows, blocks] * BLOCK_TOKENS + offsets
+
+    def refill_over(self, batch: Batch, inputs: StepInputs, plan: StepPlan) -> None:
+        """Write another followed plan into a batch of ``build_over``. No step is under way."""
+        self.stage(inputs, plan)
+        if ON_DEVICE in plan.token_ids:
+            known_R = self._last_token[inputs.row_R]
+            np.copyto(inputs.token_id_R, known_R, where=inputs.token_id_R == ON_DEVICE)
+        batch.rows.starts, batch.rows.rows = plan.starts, list(plan.rows)
+        refill_recalls(batch.rows, plan.recalls)
+
     def refiller(self, batch: Batch) -> Callable[[StepPlan], None]:
         """What writes a followed plan into the tensors of a batch that ``build_whole`` made.
 
         The plan must feed as many tokens of each row as that one did, and draw behind all of them.
         """
-        # Through numpy views made once: a decode step refills a dozen small tensors, with cold caches.
-        token_ids, positions = batch.token_ids_T.numpy(), batch.positions_T.numpy()
-        context_len, row_ids = batch.rows.context_len_R.numpy(), batch.rows.row_R.numpy()
-        groups = [
-            (table, group.block_table_RB.numpy(), group.slots_T.numpy())
-            for group, table in zip(batch.groups, self._tables, strict=True)
-        ]
-
-        if batch.rows.max_new > 1:
-            return self._wide_refiller(batch)
-
-        def refill(plan: StepPlan) -> None:
-            rows, starts = np.asarray(plan.rows, dtype=np.int64), np.asarray(plan.starts, dtype=np.int64)
-            if ON_DEVICE in plan.token_ids:
-                batch.token_ids_T.copy_(self._token_ids(plan, rows))
-            else:
-                token_ids[:] = plan.token_ids
-            positions[:] = starts
-            batch.rows.starts, batch.rows.rows = plan.starts, list(plan.rows)
-            refill_recalls(batch.rows, plan.recalls)
-            np.add(starts, 1, out=context_len, casting="same_kind")
-            row_ids[:] = rows
-            blocks, offsets = np.divmod(starts, BLOCK_TOKENS)
-            for table, block_table, slots in groups:
-                np.take(table, rows, axis=0, out=block_table)
-                slots[:] = table[rows, blocks] * BLOCK_TOKENS + offsets
-
-        return refill
-
-    def _wide_refiller(self, batch: Batch) -> Callable[[StepPlan], None]:
-        """As ``refiller``, where rows feed several tokens."""
+        # Through numpy views made once: a step refills a dozen small tensors, with cold caches.
         new_R = np.asarray(batch.rows.num_new)
         index_T = np.repeat(np.arange(len(new_R)), new_R)
         offset_T = np.arange(len(index_T)) - (np.cumsum(new_R) - new_R)[index_T]

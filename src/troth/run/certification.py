@@ -121,6 +121,10 @@ class _Watched:
         self._num_steps: Counter[RequestId] = Counter()
         runner.watch_drafts(self._note)
 
+    def computes_aside(self, plan: StepPlan) -> bool:
+        """As contracts.ports.StepRunner."""
+        return self.runner.computes_aside(plan)
+
     def launch(self, plan: StepPlan) -> PendingStep:
         """As contracts.ports.StepRunner."""
         self._requests = dict(zip(plan.rows, plan.request_ids, strict=True))

@@ -16,13 +16,20 @@ from troth.run.batch import BatchBuilder
 from troth.run.capture import cuda_capture
 from troth.run.device_batch import DeviceBatches
 from troth.run.graphs import DecodeGraphs
+from troth.run.queued import QueuedDecode
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import Batches, DecodeSteps
 
 
 def pipeline_depth(device: torch.device) -> int:
-    """Steps launched before the oldest is read, beyond one: where the device computes while the host goes on."""
-    return 1 if device.type == "cuda" else 0
+    """Steps launched before the oldest is read, beyond one: where it is computed while the host goes on, by a device or
+    by other threads. The op providers are active already."""
+    return 1 if device.type == "cuda" or _queues(device) else 0
+
+
+def _queues(device: torch.device) -> bool:
+    """Whether decode steps are left to the pool's workers: one thread alone is the host's."""
+    return device.type == "cpu" and attention.active[:1] == ("cpu",) and torch.get_num_threads() > 1
 
 
 def launches_by_shapes() -> bool:
@@ -60,3 +67,12 @@ def step_builders(
         refusal=None if captures else "decode steps are not captured: the op provider triton is not active",
     )
     return batches, graphs
+
+
+def step_queue(batches: Batches, decodes: DecodeSteps | None, device: torch.device) -> QueuedDecode | None:
+    """What computes decode steps of ``step_builders`` while the host goes on, where no device does."""
+    if not _queues(device):
+        return None
+    assert isinstance(batches, BatchBuilder), batches
+    assert isinstance(decodes, RecordedDecode), decodes
+    return QueuedDecode(decodes, batches)

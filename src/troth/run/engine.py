@@ -215,11 +215,15 @@ class EngineLoop:
             return True
         if self._drafting is not None:
             self._drafting.propose(is_idle=not self._in_flight)
+        goes_on = True
         plan = self._scheduler.plan(self._clock())
         if plan is not None:
             self._note_admissions(plan)
+            goes_on = self._runner.computes_aside(plan)
+            while self._in_flight and not goes_on:
+                self._commit_oldest()
             self._launch(plan)
-        if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
+        if self._in_flight and (plan is None or len(self._in_flight) > self._depth or not goes_on):
             self._commit_oldest()
             return True
         if plan is None and restoring and self._disk is not None:

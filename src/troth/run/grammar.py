@@ -116,6 +116,10 @@ class RowGrammars:
             if plan.num_verifies:
                 self._look_ahead(plan)
 
+    def has_any(self, rows: Sequence[Row]) -> bool:
+        """Whether one of these rows has a grammar."""
+        return bool(self._places) and any(row in self._places for row in rows)
+
     def forced_ids(self, row: Row) -> list[int]:
         """The tokens that a row's grammar lets come next, and no others; waits for its mask."""
         place = self._places.get(row)

@@ -6,13 +6,24 @@ Legend: S sampled positions.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 NOT_FINITE: Final = -1
 """Stands for the token of a position whose logits were not finite."""
+
+
+class DrawnTokens(Protocol):
+    """What a step drew, on its way to the host."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether reading waits for nothing."""
+
+    def tokens(self) -> list[int]:
+        """The tokens of its draws, or NOT_FINITE; waits for them."""
 
 
 class Readback:

@@ -9,8 +9,10 @@ Legend: R rows, T tokens, D model width, S sampled positions, V vocabulary.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -19,9 +21,11 @@ from torch import Tensor
 from troth.cache.storage import CacheStorage
 from troth.contracts.plan import NO_SAMPLE, StepPlan
 from troth.models.family import Model
+from troth.ops.rows import Rows
 from troth.run.batch import BatchBuilder
-from troth.run.capture import Capture, Computed, Record, capture_by
+from troth.run.capture import Capture, Computed, Record, Recording, capture_by
 from troth.run.proved import Kept, proved
+from troth.run.step_inputs import StepInputs
 
 SIGHTINGS: Final = 2
 """Steps with the same numbers of drafts after which they are recorded: making a recording takes three steps."""
@@ -32,9 +36,16 @@ MAX_VERIFY_TOKENS: Final = 32
 
 
 @dataclass(slots=True)
-class _Recorded:
+class Recorded:
+    """One recording of decode steps."""
+
     refill: Callable[[StepPlan], None]
     kept: Kept
+    recording: Recording
+    inputs: StepInputs | None
+    """What it reads anew; None: rows feed several tokens, and its inputs lie here and there."""
+    rows: Rows
+    """Those of its batch."""
 
 
 class RecordedDecode:
@@ -51,9 +62,10 @@ class RecordedDecode:
         self._model = model
         self._cache = cache
         self._batches = batches
+        self._record = record
         self.capture: Capture | None = capture_by(record)
-        self._by_rows: dict[int, _Recorded] = {}
-        self._by_widths: dict[tuple[int, ...], _Recorded] = {}
+        self._by_rows: dict[int, Recorded] = {}
+        self._by_widths: dict[tuple[int, ...], Recorded] = {}
         """Of steps with drafts, by the tokens of each row."""
         self._seen: Counter[tuple[int, ...]] = Counter()
         self.hidden_TD: Tensor | None = None
@@ -85,23 +97,35 @@ class RecordedDecode:
         self._seen[widths] += 1
         return self._seen[widths] >= SIGHTINGS
 
+    def of_rows(self, num_rows: int) -> Recorded | None:
+        """The recording of steps in which so many rows feed one token each, if there is one yet."""
+        return self._by_rows.get(num_rows) if self.refusal is None else None
+
     def _make(self, plan: StepPlan) -> Tensor:
-        batch = self._batches.build_whole(plan)
+        inputs = None if plan.num_verifies else self._batches.new_inputs(len(plan.rows))
+        batch = self._batches.build_whole(plan) if inputs is None else self._batches.build_over(inputs, plan)
+        recordings: list[Recording] = []
 
         def step() -> Computed:
             hidden_TD = self._model.forward(batch, self._cache)
             return self._model.logits(hidden_TD), hidden_TD
 
-        assert self.capture is not None
-        (logits_RV, self.hidden_TD), kept = proved(step, self.capture, self._cache, plan.rows, _equal_logits)
+        @contextmanager
+        def record() -> Iterator[Recording]:
+            with self._record() as recording:
+                recordings.append(recording)
+                yield recording
+
+        (logits_RV, self.hidden_TD), kept = proved(step, capture_by(record), self._cache, plan.rows, _equal_logits)
         if kept is None:
             self.refusal = "decode steps are not recorded: this model computes outside the recording ops"
             return logits_RV
-        made = _Recorded(self._batches.refiller(batch), kept)
-        if plan.num_verifies:
+        if inputs is None:
+            made = Recorded(self._batches.refiller(batch), kept, recordings[-1], None, batch.rows)
             self._by_widths[tuple(plan.num_new)] = made
         else:
-            self._by_rows[len(plan.rows)] = made
+            refill = partial(self._batches.refill_over, batch, inputs)
+            self._by_rows[len(plan.rows)] = Recorded(refill, kept, recordings[-1], inputs, batch.rows)
         return logits_RV
 
 

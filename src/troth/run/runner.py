@@ -27,6 +27,7 @@ from troth.run.grammar import RowGrammars
 from troth.run.head_drafts import HeadDrafts
 from troth.run.made_drafts import MadeDrafts, Watch
 from troth.run.model_drafts import ModelDrafts
+from troth.run.queued import QueuedDecode
 from troth.run.readback import NOT_FINITE
 from troth.run.sampler import Sampled, Sampler, token_logprobs
 
@@ -120,6 +121,8 @@ class ModelRunner:
         checkpoints: where plans save recurrent states; None: no plan does.
         grammars: of the rows that have one; None: no request may.
         draft_model: drafts for the model, which has no draft head then; its layers are guests in ``cache``.
+        queue: computes decode steps while the host goes on; None: ``launch`` returns when a step is computed, or a
+            device has it.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class ModelRunner:
         checkpoints: CheckpointStorage | None = None,
         grammars: RowGrammars | None = None,
         draft_model: Model | None = None,
+        queue: QueuedDecode | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -138,6 +142,7 @@ class ModelRunner:
         self._recorded = recorded
         self._checkpoints = checkpoints
         self._grammars = grammars
+        self._queue = queue
         self._sampler = Sampler(grammars, batches.last_token)
         self._made: MadeDrafts | None = None
         capture = recorded.capture if recorded is not None else None
@@ -163,12 +168,30 @@ class ModelRunner:
         assert self._made is not None, "nothing makes drafts"
         self._made.watch = watch
 
+    def computes_aside(self, plan: StepPlan) -> bool:
+        """As contracts.ports.StepRunner."""
+        if self._queue is None:
+            return True
+        if self._made is not None or plan.admissions:
+            return False
+        return self._sampler.draws_alone(plan) and self._queue.takes(plan)
+
+    def finish_started(self) -> None:
+        """Wait for steps that use the caches while the host goes on. Devices order what they do themselves."""
+        if self._queue is not None:
+            self._queue.finish_started()
+
     def launch(self, plan: StepPlan) -> _LaunchedStep:
         """As contracts.ports.StepRunner."""
         return _device_errors(lambda: self._launch(plan))
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> _LaunchedStep:
+        if self._queue is not None and self.computes_aside(plan):
+            self._batches.follow(plan)
+            self._sampler.follow(plan)
+            return _LaunchedStep(plan, draw_places(plan), self._queue.start(plan, self._sampler), {})
+        self.finish_started()
         self._batches.follow(plan)
         if self._made is not None:
             self._made.follow(plan)
@@ -211,6 +234,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop the weights and caches."""
+        self.finish_started()
+        self._queue = None
         del self._model, self._cache, self._batches
         self._made = None
         self._recorded = self._checkpoints = None

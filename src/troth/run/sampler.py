@@ -6,9 +6,10 @@ Legend: S sampled positions, V vocabulary, N touched logits.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from troth.ops.penalise import Touched, penalise
 from troth.ops.sample import Draws, as_int64, sample, step_key
 from troth.run.draws import DrawPlaces, draw_places
 from troth.run.grammar import GrammarStep, RowGrammars
-from troth.run.readback import Readback, to_device
+from troth.run.readback import DrawnTokens, Readback, to_device
 
 
 @dataclass(slots=True)
@@ -47,12 +48,39 @@ class Sampled:
 
     token_S: Tensor
     """int64 [S]."""
-    tokens: Readback
+    tokens: DrawnTokens
     """The same, on their way to the host."""
     logprobs: dict[int, TokenLogprobs]
     """Index into S -> log-probabilities, for rows that asked."""
     grammar: GrammarStep | None = None
     """What grammars say about the draws; None: no row has one."""
+
+
+class StagedDraws:
+    """Parameters and keys of the draws of R rows that go on together, in tensors of main memory that stay in place.
+
+    Args:
+        num_rows: R.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.draws = _parameters([SamplingParams(temperature=0.0)] * num_rows, torch.device("cpu"))
+        self.states: list[_RowSampling] = []
+        """Whose parameters they are."""
+
+    def fill(self, states: list[_RowSampling], steps: Sequence[int]) -> None:
+        """Write how each row draws, and the key of its output token ``steps[i]``."""
+        if len(states) != len(self.states) or any(map(operator.is_not, states, self.states)):
+            self.states = states
+            other = _parameters([state.params for state in states], torch.device("cpu"))
+            for one in fields(Draws):
+                value = getattr(other, one.name)
+                if isinstance(value, Tensor):
+                    getattr(self.draws, one.name).copy_(value)
+            self.draws.all_greedy = other.all_greedy
+        if not self.draws.all_greedy:
+            keys = self.draws.key_R.numpy()
+            keys[:] = [as_int64(step_key(state.params.seed, step)) for state, step in zip(states, steps, strict=True)]
 
 
 class Sampler:
@@ -95,6 +123,20 @@ class Sampler:
                 state.counts.update(fed[:-1] if state.awaits_token else fed)
                 state.num_counted += len(fed)
             offset += count
+
+    def draws_alone(self, plan: StepPlan) -> bool:
+        """Whether every row of a plan, followed or not, draws by its parameters alone: nobody looks at its logits, and
+        they need no history.
+        """
+        for row in plan.rows:
+            state = self._rows.get(row)
+            if state is None or state.bias or state.params.needs_history or state.params.logprobs is not None:
+                return False
+        return self._grammars is None or not self._grammars.has_any(plan.rows)
+
+    def stage(self, draws: StagedDraws, plan: StepPlan) -> None:
+        """Write how the rows of a followed plan draw, each one token."""
+        draws.fill([self._rows[row] for row in plan.rows], plan.sample_steps)
 
     def draw(self, logits_SV: Tensor, plan: StepPlan, places: DrawPlaces | None = None) -> Sampled:
         """Draw one token for each sampled row of the plan, and one behind each of its drafts.

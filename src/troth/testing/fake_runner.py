@@ -91,6 +91,10 @@ class FakeRunner:
         """Row -> those drafts."""
         self._checkpoints: dict[CheckpointId, tuple[int, int]] = {}
 
+    def computes_aside(self, plan: StepPlan) -> bool:
+        """As contracts.ports.StepRunner: like a device."""
+        return True
+
     def launch(self, plan: StepPlan) -> _FakeStep:
         """Write the step's tokens, then read every sampled row's history back through its block tables."""
         if plan.step_id == self._fail_step:

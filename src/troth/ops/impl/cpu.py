@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +43,7 @@ FORMATS: Final = {
     GgmlType.Q6_K: 7,
 }
 """Quantised formats the kernels pack, by their number in ``csrc/arguments.h``."""
-INTERFACE: Final = 10
+INTERFACE: Final = 11
 """Which extension these modules speak to; ``csrc/module.cpp`` says which one it is."""
 AFFINE_FORMATS: Final = {(4, 32): 8, (4, 64): 9, (4, 128): 10, (8, 32): 11, (8, 64): 12, (8, 128): 13}
 """Affine groups, by bits of a code and values of a group; numbers as in FORMATS."""
@@ -90,6 +90,11 @@ class Tape:
             if len(operations):  # a pool meets after each operation; without one, its workers are late for the next run
                 operations.run()
 
+    @property
+    def whole(self) -> Operations | None:
+        """All of it as operations alone; None: code is called in between."""
+        return None if self._calls else self._runs[0]
+
     def spoil(self) -> None:
         """Fill every result with NaN: what the tape does not compute itself will show."""
         for result in self._results:
@@ -101,6 +106,33 @@ class Tape:
     def _new_run(self) -> Operations:
         made: Operations = _module().Tape(self._device, keep=True)
         return made
+
+
+class Program:
+    """Tapes that the pool's threads run one after the other while this thread goes on. Only it may ask.
+
+    Args:
+        tapes: of operations alone, on one pool; kept until the program has ended.
+    """
+
+    def __init__(self, device: Device, tapes: Sequence[Tape]) -> None:
+        self._device = device
+        self._tapes = tapes
+        wholes: list[Operations] = []
+        for tape in tapes:
+            assert tape.whole is not None, "code between operations runs in the thread that made the tape"
+            wholes.append(tape.whole)
+        self._number: int = device.start(wholes)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        finished: bool = self._device.is_finished(self._number)
+        return finished
+
+    def wait(self) -> None:
+        """Compute with the others until this program and all before it have ended."""
+        self._device.finish(self._number)
 
 
 class _Unrecorded(TorchDispatchMode):
@@ -232,6 +264,11 @@ def recording() -> Iterator[Tape]:
             yield tape
     finally:
         _state.tape = None
+
+
+def run_aside(*tapes: Tape) -> Program:
+    """Have tapes run behind whatever was started before; what this thread computes by ops later waits for them."""
+    return Program(_device(), tapes)
 
 
 def call(compute: Callable[[], None], results: tuple[Tensor, ...]) -> None:

@@ -6,7 +6,6 @@ memory speed. Numbers are used where the file is mapped. docs/adr/0008 says why 
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from troth.ops.embedding import embedding
 from troth.ops.impl import cpu
+from troth.ops.impl.large_pages import LargePages
 from troth.ops.linear import PACKERS, RawWeight, linear
 from troth.weights.affine import AffineTensor
 from troth.weights.quantized import QuantTensor
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 INPUTS_MULTIPLE: Final = 32
 GROUP_ROWS: Final = 16
+_PAGES: Final = LargePages()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,11 +118,7 @@ def _grouped(parts: Sequence[_Readable], inputs: int, num_rows: int) -> Tensor:
     """uint8 [groups, bytes of a group]: all rows side by side; those past the last are zero."""
     group_bytes = cpu.group_bytes(parts[0].number, inputs)
     groups = -(-num_rows // GROUP_ROWS)
-    # Pages of its own, large ones where the system has them: a decode step walks through all of them.
-    pages = mmap.mmap(-1, max(1, groups * group_bytes))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(pages, dtype=torch.uint8)[: groups * group_bytes].view(groups, group_bytes)
+    memory = _PAGES.take(groups * group_bytes).view(groups, group_bytes)
     first = 0
     for part in parts:
         blocks = part.held.blocks() if isinstance(part.held, AffineTensor) else part.held
