@@ -1,4 +1,4 @@
-// The arguments of every operation: plain structs of pointers and sizes, filled by module.cpp, read by kernels.h.
+// The arguments of every operation: plain structs of pointers and sizes, filled by tape.h and device.h, read by kernels.h.
 //
 // Legend: T tokens, R rows, H query heads, K key-value heads, D head size, N blocks, B blocks per table row. Of recurrent
 // layers: G key heads and H value heads of sizes D and E, P rows of the persistent batch, L drafts of a trail.
@@ -142,7 +142,7 @@ struct AttentionArguments {
     int max_segments;
     float* scratch;           // [threads, scratch_stride]
     size_t scratch_stride;    // at least attention_scratch(head_dim) floats
-    const RotaryArguments* turned = nullptr;  // makes q, and the newest keys and values, of rows that all have one token;
+    const RotaryArguments* rotary = nullptr;  // makes q, and the newest keys and values, of rows that all have one token;
                                               // null: they are there
 };
 

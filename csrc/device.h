@@ -62,6 +62,7 @@ public:
     void run(const Operation* operations, int count) { finish(pool_.start(operations, count)); }
     long start(const std::vector<Operation>& made) { return pool_.start(made.data(), (int)made.size()); }
     void finish(long program) { pool_.finish(program); }
+    void finish_started() { pool_.finish(pool_.last()); }
     bool is_finished(long program) const { return pool_.is_finished(program); }
 
     // Bytes that a product wants for rounded inputs.

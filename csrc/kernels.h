@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -192,6 +193,7 @@ inline void linear(const void* arguments, Turn turn) {
     RoundedTokens<Fours> fours(a, dotted);
     const DotPieces pieces(a, turn.threads);
     for (int i; (i = turn.take(panels + (dotted ? pieces.count : 0))) >= 0;) {
+        // One thread leaves them where others would look for them.
         if (i == 0 && kept) memcpy(kept, a.x, (size_t)a.tokens * a.inputs * sizeof(float));
         if (i < panels)
             panel_piece(a, i, panel.data());

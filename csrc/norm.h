@@ -1,6 +1,8 @@
 // RMSNorm (Zhang and Sennrich 2019), of a sum or of what is there.
 #pragma once
 
+#include <cmath>
+
 #include "arguments.h"
 #include "pool.h"
 #include "simd.h"

@@ -1,9 +1,10 @@
 // Attention of rows that feed one token, which is as fast as keys and values come from memory.
 //
 // They lie in runs, all heads of a block one behind the other, and are met in that order, four blocks at a time; what is
-// met next is fetched meanwhile. The sums are those of attention.h, in the same order.
+// met next is fetched meanwhile. The sums are those of Segment::share, in the same order.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct Pieces {
 
     Pieces(const AttentionArguments& a, int threads) : a(a) {
         for (int r = 0; r < a.single; r++) segments = std::max(segments, (a.lengths[r] - 1) / SEGMENT_KEYS + 1);
+        // Four pieces for each thread even things out.
         if (const int whole = a.single * segments) splits = std::min(a.kv.heads, (4 * threads + whole - 1) / whole);
         count = a.single * segments * splits;
     }
@@ -144,13 +146,15 @@ private:
             visit(tiles_[t], scores_ + t * width_ * SEGMENT_KEYS, sums_ + t * width_ * a_.head_dim);
     }
 
+    // Queries of head h of the piece. Where rotary is part of attention it turns them; whoever has the row's last segment
+    // also writes the newest key and value, and q, where others would look for it.
     void take_queries(const Piece& piece, int h) {
         const int kv_head = piece.first_head + h, position = a_.lengths[piece.row] - 1;
         // The newest key lies in the row's last segment, and nobody else reads it.
         const bool is_last = piece.last == position + 1;
-        if (a_.turned && is_last) {
-            turn_head<S>(*a_.turned, piece.row, a_.heads + kv_head, nullptr);
-            turn_head<S>(*a_.turned, piece.row, a_.heads + a_.kv.heads + kv_head, nullptr);
+        if (a_.rotary && is_last) {
+            turn_head<S>(*a_.rotary, piece.row, a_.heads + kv_head, nullptr);
+            turn_head<S>(*a_.rotary, piece.row, a_.heads + a_.kv.heads + kv_head, nullptr);
         }
         for (int g = 0; g < group_; g++) {
             Tile& tile = tiles_[(size_t)h * per_head_ + g / TILE_QUERIES];
@@ -159,9 +163,9 @@ private:
             tile.count = i + 1;
             tile.position[i] = position;
             tile.q[i] = q;
-            if (!a_.turned) continue;
+            if (!a_.rotary) continue;
             float* own = &turned_[((size_t)(&tile - tiles_) * width_ + i) * a_.head_dim];
-            turn_head<S>(*a_.turned, piece.row, head, own);
+            turn_head<S>(*a_.rotary, piece.row, head, own);
             if (is_last) memcpy((float*)q, own, a_.head_dim * sizeof(float));
             tile.q[i] = own;
         }

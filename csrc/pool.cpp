@@ -9,7 +9,7 @@ namespace troth {
 namespace {
 
 constexpr int SPINS_BEFORE_YIELD = 2000;   // about 50 us: longer than any imbalance inside a decode step
-constexpr int SPINS_BEFORE_SLEEP = 20000;  // workers stay awake for about the host's work between two steps
+constexpr int SPINS_BEFORE_SLEEP = 20000;  // about 0.5 ms: the host's work between two steps that are not started ahead
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -44,7 +44,8 @@ Pool::~Pool() {
 long Pool::start(const Operation* operations, int count) {
     const long number = started_.load(std::memory_order_relaxed) + 1;
     if (!count) return number - 1;  // nobody would meet in it: a late worker would take another program for this one
-    // Whoever has done something of the program behind the one whose place this takes has left that.
+    // This takes the place of program number - PROGRAMS. Once the one behind that has ended, every worker has taken part
+    // in it, and so has left the old one.
     finish(number - PROGRAMS + 1);
     Program& made = program(number);
     made.operations.assign(operations, operations + count);

@@ -1,9 +1,9 @@
 // A thread pool for programs of many short operations with a barrier after each.
 //
 // Programs are started and run in order, like work on a GPU's stream: the workers begin at once, and the calling thread
-// takes part from the moment when it waits for one, in whichever operation that is then. Workers spin for a few
-// microseconds between operations, because a decode step has hundreds of them, and sleep when there is no program, so
-// that they do not take cores from torch or from other processes.
+// takes part from the moment when it waits for one, in whichever operation that is then. Workers spin
+// between operations, because a decode step has hundreds of them, and for about half a millisecond after the last
+// program; then they sleep, so that they do not take cores from torch or from other processes.
 #pragma once
 
 #include <array>
@@ -53,7 +53,10 @@ public:
     // Take part until this program and all before it have ended. One caller at a time.
     void finish(long program);
 
-    // Whether that would return at once.
+    // The number of the program that was started last.
+    long last() const { return started_.load(std::memory_order_relaxed); }
+
+    // Whether finish would return at once.
     bool is_finished(long program) const;
 
 private:

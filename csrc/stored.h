@@ -1,6 +1,7 @@
 // How keys and values lie in the cache: the numbers of a block, as vectors of floats and back.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>

@@ -9,8 +9,10 @@
 //     rotary, attention       -> attention that turns its queries, and writes the newest keys and values
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
+#include <vector>
 
 #include "device.h"
 #include "hand_over.h"
@@ -116,6 +118,7 @@ public:
         take(kernels().mask, a, masks);
     }
 
+    // Copy `bytes` of staged numbers to the inputs; `count` tokens and rows are among them. By one thread: a few kB.
     void feed(uintptr_t staged, uintptr_t inputs, size_t bytes, uintptr_t tokens, uintptr_t rows, uintptr_t last,
               int count) {
         FeedArguments a{at<const void>(staged), at<void>(inputs),        bytes, at<int64_t>(tokens),
@@ -123,6 +126,7 @@ public:
         take(troth::feed, a, 1);
     }
 
+    // Tokens of `count` rows become their last ones.
     void note(uintptr_t tokens, uintptr_t rows, uintptr_t last, int count) {
         NoteArguments a{at<const int64_t>(tokens), at<const int64_t>(rows), at<int64_t>(last), count};
         take(troth::note, a, 1);
@@ -137,6 +141,7 @@ private:
         if (!keep_) {
             Operation operation{run, &arguments};
             if (pieces < 2) {
+                device_.finish_started();
                 std::atomic<int> next{0};
                 run(&arguments, Turn{0, 1, &next});
                 return;
@@ -198,11 +203,11 @@ private:
     // The last operation is attention: rows of one token turn their queries in it.
     void make_own_queries() {
         auto& a = *kept<AttentionArguments>(kernels().attention, 0);
-        auto* turned = kept<RotaryArguments>(kernels().rotary, 1);
-        if (!turned || turned->q != a.q || turned->tokens != a.single || a.rows != a.single || turned->kv.k != a.kv.k ||
-            turned->heads != a.heads || turned->head_dim != a.head_dim)
+        auto* rotary = kept<RotaryArguments>(kernels().rotary, 1);
+        if (!rotary || rotary->q != a.q || rotary->tokens != a.single || a.rows != a.single || rotary->kv.k != a.kv.k ||
+            rotary->heads != a.heads || rotary->head_dim != a.head_dim)
             return;
-        a.turned = turned;
+        a.rotary = rotary;
         drop_before_last();
     }
 

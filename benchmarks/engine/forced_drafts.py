@@ -98,9 +98,9 @@ class Forced:
         self.num_steps = 0
         runner.watch_drafts(self._force)
 
-    def computes_aside(self, plan: StepPlan) -> bool:
+    def starts(self, plan: StepPlan) -> bool:
         """As contracts.ports.StepRunner."""
-        return self._runner.computes_aside(plan)
+        return self._runner.starts(plan)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """As contracts.ports.StepRunner."""

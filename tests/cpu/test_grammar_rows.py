@@ -44,7 +44,7 @@ class LogitsRunner:
         self._requests: dict[int, Request] = {}
         self.num_steps = 0
 
-    def computes_aside(self, plan: StepPlan) -> bool:
+    def starts(self, plan: StepPlan) -> bool:
         return True
 
     def launch(self, plan: StepPlan) -> Any:

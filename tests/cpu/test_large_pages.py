@@ -50,6 +50,15 @@ def test_a_stretch_goes_with_its_last_part() -> None:
     assert not pages.take(10).any()
 
 
+def test_a_large_part_shares_its_stretch_with_nobody() -> None:
+    pages = LargePages()
+    small = pages.take(10)
+    kept = pages._stretch
+    pages.take(STRETCH_BYTES + 1)
+    assert pages._stretch is kept
+    assert 0 < pages.take(10).data_ptr() - small.data_ptr() < STRETCH_BYTES
+
+
 def test_linux_is_asked_for_large_pages() -> None:
     """Of shared memory, which Python takes by default, it gives none."""
     maps = Path("/proc/self/smaps")

@@ -49,9 +49,9 @@ from troth.run.batch import BatchBuilder
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
 from troth.run.grammar import RowGrammars
-from troth.run.queued import QueuedDecode
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import ModelRunner
+from troth.run.started import StartedDecode
 from troth.schedule.scheduler import Scheduler
 from troth.testing.byte_tokenizer import ByteTokenizer
 from troth.text.detokenize import TokenBytes
@@ -111,9 +111,9 @@ def engines(
     *,
     context_tokens: int = CONTEXT,
     tokenizer: TokenBytes | None = None,
-    queues: bool = False,
+    starts: bool = False,
 ) -> laws.BuildEngine:
-    """Makes engines of a model as a law wants them, over a cache of this format; ``queues``: steps are left to workers
+    """Makes engines of a model as a law wants them, over a cache of this format; ``starts``: steps are left to workers
     of the pool.
     """
     kv_dtype = dtype_of(kv_name or "float32")
@@ -129,8 +129,8 @@ def engines(
         batches = BatchBuilder(groups, serving.max_rows, context_tokens)
         recorded = RecordedDecode(model, cache, batches, cpu.recording) if "cpu" in linear.active else None
         checkpoints, grammars = CheckpointStorage(cache, serving.num_checkpoints), RowGrammars(compiler)
-        queue = QueuedDecode(recorded, batches) if queues and recorded is not None else None
-        runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars, queue=queue)
+        started = StartedDecode(recorded, batches) if starts and recorded is not None else None
+        runner = ModelRunner(model, cache, batches, recorded, checkpoints, grammars, started=started)
         drafting = Drafting(scheduler, lambda: float(next(ticks)), forced_ids=grammars.forced_ids)
         folder = serving.disk_folder
         disk = (
@@ -141,7 +141,7 @@ def engines(
             runner,
             tokenizer or ByteTokenizer(),
             clock=lambda: float(next(ticks)),
-            pipeline_depth=int(queue is not None),
+            pipeline_depth=int(started is not None),
             grammars=grammars,
             disk=disk,
             drafting=drafting,

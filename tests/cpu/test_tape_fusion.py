@@ -24,7 +24,8 @@ pytestmark = pytest.mark.skipif(bool(cpu.unavailable()), reason="the kernels are
 
 CPU = torch.device("cpu")
 WIDTH, INNER = 256, 512
-HEADS, KV_HEADS, HEAD_DIM = 8, 2, 32
+HEADS = (8, 2, 32)
+"""Query heads, key-value heads, head size."""
 CONTEXTS = (700, 3, 256, 40, 1)
 Chain = Callable[[], Sequence[Tensor]]
 
@@ -39,19 +40,29 @@ def weight(kind: str, outputs: int, inputs: int) -> Any:
 class Layer:
     """What a layer of a model does in a step of single tokens, over buffers that can be filled anew."""
 
-    def __init__(self, num_rows: int, kind: str, kv_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        kind: str,
+        kv_dtype: torch.dtype,
+        heads: tuple[int, int, int] = HEADS,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> None:
         torch.manual_seed(7)
+        self.num_heads, num_kv_heads, head_dim = heads
+        self.head_dim, self.window, self.softcap = head_dim, window, softcap
         specs = [(row, context - 1, 1) for row, context in enumerate(CONTEXTS[:num_rows])]
         self.rows = rows_of(specs, CPU)
         self.kv, self.table_RB, self.slots_T = paged_kv(
-            Inputs(torch.float32, CPU, 1), self.rows, KV_HEADS, HEAD_DIM, dtype=kv_dtype
+            Inputs(torch.float32, CPU, 1), self.rows, num_kv_heads, head_dim, dtype=kv_dtype
         )
         self.positions_T = torch.tensor([start for _, start, _ in specs])
-        angle_PW = torch.arange(max(CONTEXTS))[:, None] * 0.5 ** torch.arange(HEAD_DIM // 2)
+        angle_PW = torch.arange(max(CONTEXTS))[:, None] * 0.5 ** torch.arange(head_dim // 2)
         self.rotary = RotaryTable(angle_PW.cos(), angle_PW.sin())
-        self.norms = HeadNorms(torch.rand(HEAD_DIM) + 0.5, torch.rand(HEAD_DIM) + 0.5, 1e-6)
-        self.qkv = weight(kind, (HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH)
-        self.out = weight(kind, WIDTH, HEADS * HEAD_DIM)
+        self.norms = HeadNorms(torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5, 1e-6)
+        self.qkv = weight(kind, (self.num_heads + 2 * num_kv_heads) * head_dim, WIDTH)
+        self.out = weight(kind, WIDTH, self.num_heads * head_dim)
         self.gate_up, self.down = weight(kind, 2 * INNER, WIDTH), weight(kind, WIDTH, INNER)
         self.bias_O = torch.randn(WIDTH)
         self.scale_D = torch.rand(WIDTH) + 0.5
@@ -66,8 +77,10 @@ class Layer:
     def whole(self) -> Sequence[Tensor]:
         normed_TD = rms_norm(self.x_TD, self.scale_D, 1e-6)
         qkv_TE = linear(normed_TD, self.qkv, None, self.num_rows)
-        q_THD = rotary_kv_write(qkv_TE, HEADS, self.positions_T, self.rotary, self.norms, self.slots_T, self.kv)
-        seen_THD = attention(q_THD, self.kv, self.table_RB, self.rows, HEAD_DIM**-0.5)
+        q_THD = rotary_kv_write(
+            qkv_TE, self.num_heads, self.positions_T, self.rotary, self.norms, self.slots_T, self.kv
+        )
+        seen_THD = attention(q_THD, self.kv, self.table_RB, self.rows, self.head_dim**-0.5, self.window, self.softcap)
         out_TD = linear(seen_THD.view(self.num_rows, -1), self.out, self.bias_O, self.num_rows)
         normed_TD, residual_TD = add_rms_norm(out_TD, self.residual_TD, self.scale_D, 1e-6)
         gate_up_TI = linear(normed_TD, self.gate_up, None, self.num_rows)
@@ -129,6 +142,15 @@ def test_a_layer_is_the_same_in_fewer_operations(num_rows: int, kind: str, kv_dt
         check(layer, layer.whole, 6 if num_rows <= 3 else 10 + num_rounded)
     finally:
         cpu.start(torch.get_num_threads())
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (1, 20.0), (300, 5.0)])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (50, 1, 32), (7, 7, 32), (12, 4, 256)], ids=str)
+def test_heads_of_any_number_and_windows_are_the_same(
+    heads: tuple[int, int, int], window: int | None, softcap: float | None
+) -> None:
+    layer = Layer(2, "float32", torch.float16, heads, window, softcap)
+    check(layer, layer.whole, 6)
 
 
 @pytest.mark.parametrize(

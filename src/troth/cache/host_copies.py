@@ -23,7 +23,8 @@ class HostCopies:
     Args:
         cache: the block pools.
         checkpoints: the saved recurrent states; None: the model keeps none.
-        finish_started: waits for steps under way that are not ordered with copies; None: there are none.
+        finish_started: waits for steps under way: that of a row which has ended may still write to what were its
+            blocks. None: copies are ordered with steps.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class HostCopies:
         checkpoints: CheckpointStorage | None = None,
         finish_started: Callable[[], None] | None = None,
     ) -> None:
-        self._finish_started = finish_started or _nothing
+        self._finish_started = finish_started if finish_started is not None else _nothing
         self._pools: dict[int, dict[str, Tensor]] = {}
         """Group -> ``layer.field`` -> [num_blocks, ...]."""
         for layer, kv in cache.kv.items():
@@ -77,7 +78,7 @@ class HostCopies:
 
     def write_blocks(self, group: int, block_ids: Sequence[BlockId], tensors: Mapping[str, Tensor]) -> None:
         """Fill blocks, one of ``tensors``' first dimension each; ``takes_blocks`` said yes."""
-        self._finish_started()  # a step of a row that has ended may still write to what were its blocks
+        self._finish_started()
         _write(self._pools[group], block_ids, tensors)
 
     def write_state(self, checkpoint_id: CheckpointId, tensors: Mapping[str, Tensor]) -> None:

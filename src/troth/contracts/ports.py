@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 class PendingStep(Protocol):
-    """A step under way on the device."""
+    """A step that was launched."""
 
     def result(self) -> StepResult:
         """Wait for the step. Raises DeviceError when it failed as a whole."""
@@ -32,9 +32,9 @@ class PendingStep(Protocol):
 class StepRunner(Protocol):
     """Computes plans. One step may still be under way when the next is launched; steps run in order of launch."""
 
-    def computes_aside(self, plan: StepPlan) -> bool:
-        """Whether this plan, launched next, would be computed while its caller goes on. Where it would not, whoever
-        waits for an earlier step should read that first."""
+    def starts(self, plan: StepPlan) -> bool:
+        """Whether launching this plan next would only start it. False: ``launch`` would compute it, and whoever waits
+        for an earlier step must read that first. A runner whose steps are always read before the next says True."""
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step. The plan is not changed by either side afterwards. Raises DeviceError."""

@@ -31,7 +31,7 @@ from troth.models.registry import Recognised
 from troth.ops import registry
 from troth.ops.layer_kv import dtype_of
 from troth.ops.registry import ProviderStatus
-from troth.run.decode_steps import launches_by_shapes, pipeline_depth, step_builders, step_queue
+from troth.run.decode_steps import launches_by_shapes, pipeline_depth, started_decode, step_builders
 from troth.run.disk_cache import DiskCache
 from troth.run.drafting import Drafting
 from troth.run.engine import EngineLoop
@@ -264,8 +264,8 @@ def _runner(
         context_tokens=planned.plan.context_tokens,
         device=_device(planned),
     )
-    queue = step_queue(batches, decodes, _device(planned))
-    return ModelRunner(model, cache, batches, decodes, checkpoints, grammars, draft_model, queue)
+    started = started_decode(batches, decodes, _device(planned))
+    return ModelRunner(model, cache, batches, decodes, checkpoints, grammars, draft_model, started)
 
 
 def scheduler_limits(planned: Planned) -> SchedulerLimits:

@@ -121,9 +121,9 @@ class _Watched:
         self._num_steps: Counter[RequestId] = Counter()
         runner.watch_drafts(self._note)
 
-    def computes_aside(self, plan: StepPlan) -> bool:
+    def starts(self, plan: StepPlan) -> bool:
         """As contracts.ports.StepRunner."""
-        return self.runner.computes_aside(plan)
+        return self.runner.starts(plan)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """As contracts.ports.StepRunner."""

@@ -16,18 +16,18 @@ from troth.run.batch import BatchBuilder
 from troth.run.capture import cuda_capture
 from troth.run.device_batch import DeviceBatches
 from troth.run.graphs import DecodeGraphs
-from troth.run.queued import QueuedDecode
 from troth.run.recorded import RecordedDecode
 from troth.run.runner import Batches, DecodeSteps
+from troth.run.started import StartedDecode
 
 
 def pipeline_depth(device: torch.device) -> int:
     """Steps launched before the oldest is read, beyond one: where it is computed while the host goes on, by a device or
     by other threads. The op providers are active already."""
-    return 1 if device.type == "cuda" or _queues(device) else 0
+    return 1 if device.type == "cuda" or _starts_steps(device) else 0
 
 
-def _queues(device: torch.device) -> bool:
+def _starts_steps(device: torch.device) -> bool:
     """Whether decode steps are left to the pool's workers: one thread alone is the host's."""
     return device.type == "cpu" and attention.active[:1] == ("cpu",) and torch.get_num_threads() > 1
 
@@ -69,10 +69,10 @@ def step_builders(
     return batches, graphs
 
 
-def step_queue(batches: Batches, decodes: DecodeSteps | None, device: torch.device) -> QueuedDecode | None:
+def started_decode(batches: Batches, decodes: DecodeSteps | None, device: torch.device) -> StartedDecode | None:
     """What computes decode steps of ``step_builders`` while the host goes on, where no device does."""
-    if not _queues(device):
+    if not _starts_steps(device):
         return None
     assert isinstance(batches, BatchBuilder), batches
     assert isinstance(decodes, RecordedDecode), decodes
-    return QueuedDecode(decodes, batches)
+    return StartedDecode(decodes, batches)

@@ -196,10 +196,12 @@ class EngineLoop:
             if self._disk is not None and failure is None:
                 self._settle()
         finally:
-            self._in_flight.clear()
-            if self._disk is not None:
-                self._disk.close(keep=failure is None)
-            self._runner.close()
+            try:
+                if self._disk is not None:
+                    self._disk.close(keep=failure is None)
+            finally:
+                self._in_flight.clear()
+                self._runner.close()
 
     def _settle(self) -> None:
         """Let rows whose answers are complete fill their last block and leave: only what they left is kept on disk."""
@@ -215,15 +217,16 @@ class EngineLoop:
             return True
         if self._drafting is not None:
             self._drafting.propose(is_idle=not self._in_flight)
-        goes_on = True
+        starts = True
         plan = self._scheduler.plan(self._clock())
         if plan is not None:
             self._note_admissions(plan)
-            goes_on = self._runner.computes_aside(plan)
-            while self._in_flight and not goes_on:
+            # A step that this thread computes itself must not keep the tokens of earlier ones waiting.
+            starts = self._runner.starts(plan)
+            while self._in_flight and not starts:
                 self._commit_oldest()
             self._launch(plan)
-        if self._in_flight and (plan is None or len(self._in_flight) > self._depth or not goes_on):
+        if self._in_flight and (plan is None or len(self._in_flight) > self._depth or not starts):
             self._commit_oldest()
             return True
         if plan is None and restoring and self._disk is not None:

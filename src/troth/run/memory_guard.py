@@ -57,7 +57,7 @@ def memory_marks(plan: MemoryPlan, base_bytes: int, soft: int | None, hard: int 
 
 
 class MemoryGuard:
-    """Owns the last reading. The engine's thread calls it, while no step is under way.
+    """Owns the last reading. The engine's thread calls it between steps; giving back waits for one under way.
 
     Args:
         scheduler: the engine's; its prompt cache makes room.

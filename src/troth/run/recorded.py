@@ -40,8 +40,11 @@ class Recorded:
     """One recording of decode steps."""
 
     refill: Callable[[StepPlan], None]
+    """Writes a followed plan of the same form where it reads."""
     kept: Kept
+    """Runs it, and has its results."""
     recording: Recording
+    """The same operations, for whoever runs them in another way."""
     inputs: StepInputs | None
     """What it reads anew; None: rows feed several tokens, and its inputs lie here and there."""
     rows: Rows

@@ -27,9 +27,9 @@ from troth.run.grammar import RowGrammars
 from troth.run.head_drafts import HeadDrafts
 from troth.run.made_drafts import MadeDrafts, Watch
 from troth.run.model_drafts import ModelDrafts
-from troth.run.queued import QueuedDecode
 from troth.run.readback import NOT_FINITE
 from troth.run.sampler import Sampled, Sampler, token_logprobs
+from troth.run.started import StartedDecode
 
 _log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -121,7 +121,7 @@ class ModelRunner:
         checkpoints: where plans save recurrent states; None: no plan does.
         grammars: of the rows that have one; None: no request may.
         draft_model: drafts for the model, which has no draft head then; its layers are guests in ``cache``.
-        queue: computes decode steps while the host goes on; None: ``launch`` returns when a step is computed, or a
+        started: computes decode steps while the host goes on; None: ``launch`` returns when a step is computed, or a
             device has it.
     """
 
@@ -134,7 +134,7 @@ class ModelRunner:
         checkpoints: CheckpointStorage | None = None,
         grammars: RowGrammars | None = None,
         draft_model: Model | None = None,
-        queue: QueuedDecode | None = None,
+        started: StartedDecode | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -142,7 +142,7 @@ class ModelRunner:
         self._recorded = recorded
         self._checkpoints = checkpoints
         self._grammars = grammars
-        self._queue = queue
+        self._started = started
         self._sampler = Sampler(grammars, batches.last_token)
         self._made: MadeDrafts | None = None
         capture = recorded.capture if recorded is not None else None
@@ -168,18 +168,18 @@ class ModelRunner:
         assert self._made is not None, "nothing makes drafts"
         self._made.watch = watch
 
-    def computes_aside(self, plan: StepPlan) -> bool:
+    def starts(self, plan: StepPlan) -> bool:
         """As contracts.ports.StepRunner."""
-        if self._queue is None:
+        if self._started is None:
             return True
         if self._made is not None or plan.admissions:
             return False
-        return self._sampler.draws_alone(plan) and self._queue.takes(plan)
+        return self._sampler.draws_alone(plan) and self._started.takes(plan)
 
     def finish_started(self) -> None:
         """Wait for steps that use the caches while the host goes on. Devices order what they do themselves."""
-        if self._queue is not None:
-            self._queue.finish_started()
+        if self._started is not None:
+            self._started.finish_started()
 
     def launch(self, plan: StepPlan) -> _LaunchedStep:
         """As contracts.ports.StepRunner."""
@@ -187,10 +187,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> _LaunchedStep:
-        if self._queue is not None and self.computes_aside(plan):
+        if self._started is not None and self.starts(plan) and self._started.prepare(len(plan.rows)):
             self._batches.follow(plan)
             self._sampler.follow(plan)
-            return _LaunchedStep(plan, draw_places(plan), self._queue.start(plan, self._sampler), {})
+            return _LaunchedStep(plan, draw_places(plan), self._started.start(plan, self._sampler), {})
         self.finish_started()
         self._batches.follow(plan)
         if self._made is not None:
@@ -235,7 +235,7 @@ class ModelRunner:
     def close(self) -> None:
         """Drop the weights and caches."""
         self.finish_started()
-        self._queue = None
+        self._started = None
         del self._model, self._cache, self._batches
         self._made = None
         self._recorded = self._checkpoints = None

@@ -65,11 +65,12 @@ class StagedDraws:
 
     def __init__(self, num_rows: int) -> None:
         self.draws = _parameters([SamplingParams(temperature=0.0)] * num_rows, torch.device("cpu"))
+        """As of the last ``fill``; greedy before."""
         self.states: list[_RowSampling] = []
         """Whose parameters they are."""
 
     def fill(self, states: list[_RowSampling], steps: Sequence[int]) -> None:
-        """Write how each row draws, and the key of its output token ``steps[i]``."""
+        """Write how each row draws, and the key of its output token ``steps[i]``. No step under way reads them."""
         if len(states) != len(self.states) or any(map(operator.is_not, states, self.states)):
             self.states = states
             other = _parameters([state.params for state in states], torch.device("cpu"))

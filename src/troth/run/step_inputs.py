@@ -25,17 +25,22 @@ class StepInputs:
         wide = (3 + num_groups) * num_rows
         narrow = (1 + num_groups * width) * num_rows
         self.memory = torch.zeros(8 * wide + 4 * narrow, dtype=torch.uint8)
+        """All arrays, one behind the other: int64 first, so that all are aligned."""
         held = self.memory.numpy()
         wide_XR = held[: 8 * wide].view(np.int64).reshape(3 + num_groups, num_rows)
         narrow_N = held[8 * wide :].view(np.int32)
         self.token_id_R: NDArray[np.int64] = wide_XR[0]
         """May be ON_DEVICE where it is staged; known where it is read."""
         self.position_R: NDArray[np.int64] = wide_XR[1]
+        """Of each token in its own request."""
         self.row_R: NDArray[np.int64] = wide_XR[2]
         """Places of the rows in the persistent batch."""
         self.slot_GR: NDArray[np.int64] = wide_XR[3:]
+        """Where their keys and values go."""
         self.context_len_R: NDArray[np.int32] = narrow_N[:num_rows]
+        """Tokens of each row, this one included."""
         self.block_table_GRB: NDArray[np.int32] = narrow_N[num_rows:].reshape(num_groups, num_rows, width)
+        """Block ids by position / 16."""
 
     def rows(self) -> Rows:
         """The rows of the step over these arrays; starts and places on the host are the caller's to set."""

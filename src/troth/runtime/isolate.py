@@ -127,7 +127,7 @@ class ProcessEngineClient:
         self._child: EngineChild | None = None
         self._settled = asyncio.Event()
         self._restarts: deque[float] = deque()
-        self._queues: dict[int, EventQueue] = {}
+        self._starts_steps: dict[int, EventQueue] = {}
         self._asks: dict[int, asyncio.Future[EngineStatus]] = {}
         self._last_number = 0
         self._grants: list[tuple[int, int, int]] = []
@@ -181,18 +181,18 @@ class ProcessEngineClient:
                 taken_events = taken_tokens = 0
 
         def on_cancel(reason: str) -> None:
-            if number in self._queues:
+            if number in self._starts_steps:
                 self._send(Cancel(number, reason))
 
         def on_end_reasoning() -> None:
-            if number in self._queues:
+            if number in self._starts_steps:
                 self._send(EndReasoning(number))
 
         queue = EventQueue(
             request.request_id, on_taken=on_taken, on_cancel=on_cancel, on_end_reasoning=on_end_reasoning
         )
         if self.state == "ready":
-            self._queues[number] = queue
+            self._starts_steps[number] = queue
             self._send(Submit(number, request))
         else:
             queue.put(failure_event(self._refusal()))
@@ -270,10 +270,10 @@ class ProcessEngineClient:
         match decode_to_server(frame):
             case Events(items):
                 for one in items:
-                    if (queue := self._queues.get(one.stream)) is not None:
+                    if (queue := self._starts_steps.get(one.stream)) is not None:
                         queue.put(one.event)
                         if queue.ended:
-                            del self._queues[one.stream]
+                            del self._starts_steps[one.stream]
             case Status(ask, status):
                 if (answer := self._asks.get(ask)) is not None and not answer.done():
                     answer.set_result(status)
@@ -332,7 +332,7 @@ class ProcessEngineClient:
             self._send(Close())
 
     def _end_requests(self, error: TrothError) -> None:
-        queues, self._queues = self._queues, {}
+        queues, self._starts_steps = self._starts_steps, {}
         for queue in queues.values():
             queue.put(failure_event(error))
         self._grants.clear()
@@ -354,7 +354,7 @@ class ProcessEngineClient:
         return NotReady(f"{self._name} is loading{progress}; try again in a moment")
 
     def _grant(self, number: int, num_events: int, num_tokens: int) -> None:
-        if number not in self._queues:
+        if number not in self._starts_steps:
             return
         # Consumers that one engine step woke run in the same turn of the loop; their credit makes one frame.
         if not self._grants:

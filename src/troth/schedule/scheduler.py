@@ -81,8 +81,8 @@ class Scheduler:
         self._reservations = Reservations(self._supply)
         self.pins = Pins(self._supply.index, limits)
         """Prefixes kept by name; changed by ``pin`` and ``unpin`` alone, which traces record."""
-        self._queues = RequestQueues(self._supply, limits.max_rows, order)
-        self._planning = StepPlanning(limits, self._queues, self._supply)
+        self._starts_steps = RequestQueues(self._supply, limits.max_rows, order)
+        self._planning = StepPlanning(limits, self._starts_steps, self._supply)
         self._states: dict[RequestId, RequestState] = {}
         self._in_flight: deque[_InFlight] = deque()
         self._ending: list[tuple[RequestState, FinishReason]] = []
@@ -103,22 +103,22 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         """Rows that lost their blocks to others since the start."""
-        return self._queues.num_preemptions
+        return self._starts_steps.num_preemptions
 
     @property
     def num_waiting(self) -> int:
         """Requests without a row."""
-        return len(self._queues.waiting)
+        return len(self._starts_steps.waiting)
 
     @property
     def num_running(self) -> int:
         """Requests with a row, ended ones that settle aside."""
-        return sum(1 for state in self._queues.running if state.status is RUNNING)
+        return sum(1 for state in self._starts_steps.running if state.status is RUNNING)
 
     @property
     def num_free_rows(self) -> int:
         """Rows nobody has."""
-        return self._queues.num_free
+        return self._starts_steps.num_free
 
     @property
     def num_in_flight(self) -> int:
@@ -128,7 +128,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether no request is left and no step is under way."""
-        return not (self._states or self._queues.running or self._in_flight or self._reservations)
+        return not (self._states or self._starts_steps.running or self._in_flight or self._reservations)
 
     def state_of(self, request_id: RequestId) -> RequestState | None:
         """The bookkeeping of a request that has not ended; read only."""
@@ -136,7 +136,7 @@ class Scheduler:
 
     def states(self) -> list[RequestState]:
         """Every request with bookkeeping, settling ones included; read only."""
-        return [*self._queues.running, *self._queues.waiting]
+        return [*self._starts_steps.running, *self._starts_steps.waiting]
 
     def reservations(self) -> list[Reservation]:
         """Blocks on their way into the prompt cache from elsewhere; read only."""
@@ -153,13 +153,13 @@ class Scheduler:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         max_tokens = admit(request, self.limits)
         # Free rows are not queue places: a request that starts in the next step does not wait.
-        if len(self._queues.waiting) >= self.limits.max_waiting + self._queues.num_free:
-            waiting = counted(len(self._queues.waiting), "request is", "requests are")
+        if len(self._starts_steps.waiting) >= self.limits.max_waiting + self._starts_steps.num_free:
+            waiting = counted(len(self._starts_steps.waiting), "request is", "requests are")
             raise Busy(f"{waiting} waiting; the queue holds {self.limits.max_waiting}")
         state = RequestState(request, self._num_arrivals, max_tokens)
         self._num_arrivals += 1
         self._states[request.request_id] = state
-        self._queues.enqueue(state)
+        self._starts_steps.enqueue(state)
         return max_tokens
 
     def finish(self, request_id: RequestId, *, num_emitted: int | None = None) -> bool:
@@ -193,7 +193,7 @@ class Scheduler:
             state.num_done = min(state.num_done, num_known)
         self._ending = [(one, reason) for one, reason in self._ending if one is not state]
         if state.num_pending > 1:
-            self._queues.preempt(state)  # the second sample's step was fed the first one, which never was
+            self._starts_steps.preempt(state)  # the second sample's step was fed the first one, which never was
         state.num_dropped += state.num_pending
         state.num_pending = 0
         state.token_ids.extend(token_ids)
@@ -226,7 +226,7 @@ class Scheduler:
 
     def reserve(self, namespace: str, token_ids: Sequence[int]) -> Reservation | None:
         """As Reservations.reserve, leaving running rows what they count on. Filling it takes no step."""
-        return self._reservations.reserve(namespace, token_ids, self._queues.running)
+        return self._reservations.reserve(namespace, token_ids, self._starts_steps.running)
 
     def adopt(self, reservation_id: int) -> None:
         """As Reservations.adopt: the next plans may serve its blocks."""
@@ -263,7 +263,7 @@ class Scheduler:
         states = self._planning.fill(plan, is_idle=not self._in_flight)
         if not plan.rows:
             return None
-        self._queues.hand_over(plan)
+        self._starts_steps.hand_over(plan)
         self._num_steps += 1
         self._in_flight.append(_InFlight(plan, states, [state.epoch for state in states]))
         return plan
@@ -291,11 +291,11 @@ class Scheduler:
             if state.epoch == flight.epochs[i]:
                 num_done = state.num_done = plan.starts[i] + plan.num_new[i] - num_drafts
                 if num_done >= state.publish_at:
-                    self._queues.publish(state)
+                    self._starts_steps.publish(state)
             elif not samples:
                 continue  # the row lost its state meanwhile; a sampled token is still good, a chunk is not
             if state.status is SETTLING:
-                self._queues.release(state)
+                self._starts_steps.release(state)
                 continue
             outcome = RowOutcome(state.request_id, num_prefilled=state.num_done)
             if samples and state.num_dropped:
@@ -392,4 +392,4 @@ class Scheduler:
     def _end(self, state: RequestState, *, failed: bool) -> None:
         self._states.pop(state.request_id, None)
         self._planning.drafting.pop(state, None)
-        self._queues.end(state, failed=failed)
+        self._starts_steps.end(state, failed=failed)

@@ -30,7 +30,7 @@ class StepPlanning:
         self.drafting: dict[RequestState, Sequence[int]] = {}
         """Rows that wait for their commits, because somebody drafts for them -> the drafts for the next step."""
         self._limits = limits
-        self._queues = queues
+        self._starts_steps = queues
         self._supply = supply
         self._saves_states = limits.num_checkpoints is not None
         self._planned: list[RequestState] = []
@@ -49,8 +49,8 @@ class StepPlanning:
         """Feed one output token of every row whose gap is one, and the drafts behind it; whether a row was preempted
         to make room.
         """
-        before = self._queues.num_preemptions
-        running = self._queues.running
+        before = self._starts_steps.num_preemptions
+        running = self._starts_steps.running
         saves = self._saves_states
         drafting = self.drafting
         verifying: list[tuple[RequestState, Sequence[int]]] = []
@@ -70,7 +70,7 @@ class StepPlanning:
                 if drafts := self._usable_drafts(state, plan):
                     verifying.append((state, drafts))
                     continue
-            if position % BLOCK_TOKENS == 0 and not self._queues.make_room(state, position + 1, plan):
+            if position % BLOCK_TOKENS == 0 and not self._starts_steps.make_room(state, position + 1, plan):
                 continue
             self._append(plan, state, 1)
             plan.token_ids.append(state.token_ids[position] if position < num_known else ON_DEVICE)
@@ -79,7 +79,7 @@ class StepPlanning:
         plan.num_decodes = len(plan.rows)
         if drafting:
             self._plan_verifies(plan, verifying)
-        return self._queues.num_preemptions != before
+        return self._starts_steps.num_preemptions != before
 
     def _usable_drafts(self, state: RequestState, plan: StepPlan) -> Sequence[int]:
         """The row's drafts, as far as answer and blocks have room for them: nobody loses blocks to a guess."""
@@ -125,7 +125,7 @@ class StepPlanning:
 
     def _plan_prefills(self, plan: StepPlan, *, admit_waiting: bool, is_idle: bool) -> None:
         """Feed prompt chunks of running rows, then of waiting requests, within this step's budget."""
-        limits, queues = self._limits, self._queues
+        limits, queues = self._limits, self._starts_steps
         prefilling = [s for s in queues.running if (s.gap > 1 or s.num_computed < s.num_prompt) and not s.held]
         budget = limits.chunk_tokens if plan.rows else limits.step_tokens
         alone = not plan.rows and len(prefilling) + (len(queues.waiting) if admit_waiting else 0) == 1
@@ -155,7 +155,7 @@ class StepPlanning:
         if self._saves_states and state.prefix is not None:
             checkpoint_at = state.prefix.next_checkpoint(state.num_computed, num_known)
         step = next_prefill_step(num_known, state.num_computed, width, checkpoint_at=checkpoint_at)
-        if not self._queues.make_room(state, step.end, plan):
+        if not self._starts_steps.make_room(state, step.end, plan):
             return 0
         self._append(plan, state, step.end - step.start)
         plan.token_ids.extend(state.token_ids[step.start : step.end])

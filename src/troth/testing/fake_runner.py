@@ -91,7 +91,7 @@ class FakeRunner:
         """Row -> those drafts."""
         self._checkpoints: dict[CheckpointId, tuple[int, int]] = {}
 
-    def computes_aside(self, plan: StepPlan) -> bool:
+    def starts(self, plan: StepPlan) -> bool:
         """As contracts.ports.StepRunner: like a device."""
         return True
 

@@ -60,7 +60,7 @@ class Tape:
     """Recorded operations, and the tensors whose addresses they hold."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self.device = device
         self._kept: list[Any] = []
         self._results: list[Tensor] = []
         self._calls: list[Callable[[], None]] = []
@@ -104,35 +104,41 @@ class Tape:
         return len(self._calls) + sum(map(len, self._runs))
 
     def _new_run(self) -> Operations:
-        made: Operations = _module().Tape(self._device, keep=True)
+        made: Operations = _module().Tape(self.device, keep=True)
         return made
 
 
 class Program:
     """Tapes that the pool's threads run one after the other while this thread goes on. Only it may ask.
 
+    Its thread keeps it, and with it all that the tapes hold, until it was finished.
+
     Args:
-        tapes: of operations alone, on one pool; kept until the program has ended.
+        tapes: of operations alone, made by this thread.
     """
 
-    def __init__(self, device: Device, tapes: Sequence[Tape]) -> None:
-        self._device = device
-        self._tapes = tapes
+    def __init__(self, tapes: Sequence[Tape]) -> None:
         wholes: list[Operations] = []
         for tape in tapes:
             assert tape.whole is not None, "code between operations runs in the thread that made the tape"
+            assert tape.device is tapes[0].device, "tapes of two pools"
             wholes.append(tape.whole)
-        self._number: int = device.start(wholes)
+        self._device = tapes[0].device
+        self._tapes = tapes
+        _state.programs.append(self)
+        self._number: int = self._device.start(wholes)
 
     @property
-    def is_done(self) -> bool:
-        """Whether ``wait`` would return at once."""
+    def is_finished(self) -> bool:
+        """Whether ``finish`` would return at once."""
         finished: bool = self._device.is_finished(self._number)
         return finished
 
-    def wait(self) -> None:
+    def finish(self) -> None:
         """Compute with the others until this program and all before it have ended."""
         self._device.finish(self._number)
+        if self in _state.programs:
+            del _state.programs[: _state.programs.index(self) + 1]
 
 
 class _Unrecorded(TorchDispatchMode):
@@ -183,6 +189,8 @@ class _State(threading.local):
         self.now: Operations | None = None
         self.tape: Tape | None = None
         self.scratch: Tensor | None = None
+        self.programs: list[Program] = []
+        """Started and not known to be finished, in order."""
 
 
 _state: Final = _State()
@@ -266,9 +274,9 @@ def recording() -> Iterator[Tape]:
         _state.tape = None
 
 
-def run_aside(*tapes: Tape) -> Program:
+def start_program(*tapes: Tape) -> Program:
     """Have tapes run behind whatever was started before; what this thread computes by ops later waits for them."""
-    return Program(_device(), tapes)
+    return Program(tapes)
 
 
 def call(compute: Callable[[], None], results: tuple[Tensor, ...]) -> None:

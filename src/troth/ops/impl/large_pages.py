@@ -37,8 +37,11 @@ class LargePages:
             return torch.empty(0, dtype=torch.uint8)
         with self._lock:
             stretch = self._stretch() if self._stretch is not None else None
+            if num_bytes > STRETCH_BYTES:  # a stretch of its own: what came behind it would keep all of it
+                stretch, first = _new_stretch(num_bytes)
+                return torch.frombuffer(stretch, dtype=torch.uint8, count=num_bytes, offset=first)
             if stretch is None or self._used + num_bytes > len(stretch):
-                stretch, self._used = _new_stretch(max(STRETCH_BYTES, num_bytes))
+                stretch, self._used = _new_stretch(STRETCH_BYTES)
                 self._stretch = weakref.ref(stretch)
             first = self._used
             self._used += -(-num_bytes // _LINE_BYTES) * _LINE_BYTES

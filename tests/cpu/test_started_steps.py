@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +23,19 @@ from troth.contracts.names import BlockId, CheckpointId, RequestId, Row
 from troth.contracts.request import Grammar, Request
 from troth.contracts.sampling import SamplingParams
 from troth.errors import DeviceError
+from troth.ops.all_finite import all_finite
 from troth.ops.impl import cpu, cpu_steps
 from troth.ops.linear import linear as linear_op
 from troth.ops.linear import pack
 from troth.run.emit import Emitter
 from troth.run.engine import EngineLoop
-from troth.run.queued import QueuedDecode, StartedTokens
 from troth.run.readback import NOT_FINITE
+from troth.run.started import StartedDecode, StartedTokens
 
 pytestmark = pytest.mark.skipif(bool(cpu.unavailable()), reason="the kernels are not built")
 
 Build = Callable[[bool], laws.BuildEngine]
+NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 @pytest.fixture(params=[1, 2, 4], autouse=True, ids=lambda threads: f"{threads} threads")
@@ -58,20 +61,20 @@ def _told_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 def _build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Build:
     family, _, kv_name = request.param.partition(" ")
     model = load(save(random_model(FAMILIES[family]), tmp_path_factory.mktemp(family)))
-    return lambda queues: engines(model, kv_name, queues=queues)
+    return lambda starts: engines(model, kv_name, starts=starts)
 
 
 @pytest.fixture(name="started")
 def _started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each step that was started."""
     rows: list[int] = []
-    start = QueuedDecode.start
+    start = StartedDecode.start
 
-    def noted(self: QueuedDecode, plan: Any, sampler: Any) -> Any:
+    def noted(self: StartedDecode, plan: Any, sampler: Any) -> Any:
         rows.append(len(plan.rows))
         return start(self, plan, sampler)
 
-    monkeypatch.setattr(QueuedDecode, "start", noted)
+    monkeypatch.setattr(StartedDecode, "start", noted)
     return rows
 
 
@@ -158,25 +161,29 @@ def test_law_restored_equals_cold_where_steps_are_started(build: Build, started:
     assert started
 
 
-def test_law_speculation_changes_nothing_where_steps_are_started(build: Build) -> None:
+def test_law_speculation_changes_nothing_where_steps_are_started(build: Build, started: list[int]) -> None:
     stats, _ = laws.speculation_changes_nothing(
         build(True), [*plain()[:5], *looked_at()], laws.Serving(), ("grammar", "external", "ngram"), 4
     )
     assert stats.num_drafted > stats.num_accepted > 0
+    assert started
 
 
 def test_rows_cancelled_and_cut_while_their_step_is_under_way_leave_the_others_alone(build: Build) -> None:
     some = plain()
     awaited = laws.alone(build(False), some)
     loop, scheduler = build(True)(laws.Serving(prompt_cache=True, num_blocks=40))
+    under_way = 0
     for number in range(6):
         gone = replace(some[number % 3], request_id=RequestId(f"gone{number}"), max_tokens=50)
         loop.add(gone, laws.Collector())
         for _ in range(2 + number):
             loop.step()
+        under_way += len(loop._in_flight)
         loop.cancel(gone.request_id, "requested")
         kept = [replace(one, request_id=RequestId(f"{one.request_id}-{number}")) for one in some[number : number + 2]]
         laws.assert_same(laws.serve_on(loop, scheduler, kept), awaited[number : number + 2])
+    assert under_way >= 3
 
 
 def test_a_row_without_finite_logits_fails_alone(build: Build, started: list[int]) -> None:
@@ -214,6 +221,7 @@ def spoil(loop: EngineLoop, row: Row, block_id: int) -> None:
 
 
 def test_an_engine_closes_while_steps_are_under_way(build: Build) -> None:
+    under_way = 0
     for num_steps in range(3, 9):
         loop, _ = build(True)(laws.Serving())
         collectors = [laws.Collector() for _ in range(3)]
@@ -221,8 +229,10 @@ def test_an_engine_closes_while_steps_are_under_way(build: Build) -> None:
             loop.add(one, collector)
         for _ in range(num_steps):
             loop.step()
+        under_way += len(loop._in_flight)
         loop.close(DeviceError("closed"))
         assert all(isinstance(collector.events[-1], Failed) for collector in collectors)
+    assert under_way >= 3
 
 
 def test_a_token_is_there_before_the_step_that_computes_the_next(build: Build) -> None:
@@ -254,29 +264,92 @@ def test_programs_run_in_order_and_before_what_their_thread_computes_itself() ->
         expected = linear_op(expected, weight)
     for _ in range(20):
         inputs.copy_(x_TI)
-        programs = [cpu.run_aside(tape) for _ in range(11)]
+        programs = [cpu.start_program(tape) for _ in range(11)]
         computed = linear_op(inputs, weight)  # behind all of them
         assert torch.equal(computed, linear_op(expected, weight))
-        assert all(program.is_done for program in programs)
-        programs[3].wait()
+        assert all(program.is_finished for program in programs)
+        programs[3].finish()
         assert torch.equal(inputs, expected)
-
-
-NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8).view(-1)
 
 
-def test_tokens_of_rows_that_are_not_finite_are_not_told() -> None:
-    tape_of = torch.zeros(2, dtype=torch.int64)
+def test_an_op_that_one_thread_computes_waits_for_programs_too() -> None:
+    weight = pack([torch.randn(512, 512)], torch.float32, CPU)
+    inputs = torch.randn(8, 512)
     with cpu.recording() as tape:
-        cpu_steps.note(torch.tensor([7, 8]), torch.tensor([1, 0]), tape_of)
-    tokens = StartedTokens(cpu.run_aside(tape), torch.tensor([7, 8]), torch.tensor([True, False]))
+        for _ in range(20):
+            product_TI = linear_op(inputs, weight)
+    for _ in range(20):
+        product_TI.fill_(0.0)
+        inputs.fill_(torch.nan)
+        cpu.start_program(tape)
+        assert not all_finite(product_TI[:1]).any()
+
+
+def test_a_program_that_nobody_waits_for_keeps_what_it_needs() -> None:
+    def start() -> None:
+        weight, inputs = pack([torch.randn(512, 512)], torch.float32, CPU), torch.randn(8, 512)
+        with cpu.recording() as tape:
+            for _ in range(200):
+                linear_op(inputs, weight)
+        cpu.start_program(tape)
+
+    for _ in range(10):
+        start()
+        torch.full((8, 512), torch.nan)
+        gc.collect()
+    program = cpu.start_program(_small_tape())
+    assert len(cpu._state.programs) > 1
+    program.finish()
+    assert not cpu._state.programs
+
+
+def _small_tape() -> cpu.Tape:
+    with cpu.recording() as tape:
+        cpu_steps.note(torch.tensor([1]), torch.tensor([0]), torch.zeros(1, dtype=torch.int64))
+    return tape
+
+
+def test_a_step_whose_stages_cannot_be_made_fails_alone(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the engine: stages were made while it was asked whether a step would be started."""
+    some = plain()[:2]
+    loop, scheduler = build(True)(laws.Serving())
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    collectors = [laws.Collector() for _ in some]
+    with monkeypatch.context() as patch:
+        patch.setattr(StartedDecode, "_new_stage", fails)
+        for one, collector in zip(some, collectors, strict=True):
+            loop.add(one, collector)
+        while loop.step():
+            pass
+    assert all(isinstance(collector.events[-1], Failed) for collector in collectors)
+    again = [replace(one, request_id=RequestId(f"{one.request_id}-again")) for one in some]
+    laws.assert_same(laws.serve_on(loop, scheduler, again), laws.alone(build(False), some))
+
+
+def test_steps_with_block_tables_too_large_to_stage_are_awaited(
+    build: Build, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("troth.run.started.MOST_STAGED_BYTES", 64)
+    some = plain()[:2]
+    laws.assert_same(laws.alone(build(True), some), laws.alone(build(False), some))
+    assert not started
+
+
+def test_tokens_of_rows_that_are_not_finite_are_not_told() -> None:
+    last_token = torch.zeros(2, dtype=torch.int64)
+    with cpu.recording() as tape:
+        cpu_steps.note(torch.tensor([7, 8]), torch.tensor([1, 0]), last_token)
+    tokens = StartedTokens(cpu.start_program(tape), torch.tensor([7, 8]), torch.tensor([True, False]))
     assert tokens.tokens() == [7, NOT_FINITE]
     assert tokens.is_here
-    assert tape_of.tolist() == [8, 7]
+    assert last_token.tolist() == [8, 7]
 
 
 def test_what_reads_and_writes_caches_besides_steps_waits_for_them(build: Build) -> None:
@@ -290,5 +363,6 @@ def test_what_reads_and_writes_caches_besides_steps_waits_for_them(build: Build)
     if checkpoints.saved:
         copies.write_state(CheckpointId(1), copies.read_state(CheckpointId(0)))
         assert len(waits) == 4
+    waits.clear()
     BlockMemory(cache, CPU, lambda: waits.append(1)).give_back([[BlockId(0)]])
-    assert len(waits) in (3, 5)
+    assert len(waits) == 1
